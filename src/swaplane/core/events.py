@@ -1,0 +1,141 @@
+"""What happened: the dispatcher's input. Past tense, immutable, without timestamps (`now` is passed in)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swaplane.core.outcomes import Outcome
+from swaplane.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One request to a model, from its arrival to its end."""
+
+    id: str  #: unique for ever; shown to people
+    seq: int  #: arrival number; breaks the last tie
+    model: str  #: model id, aliases already resolved
+    member: str  #: on whose behalf it runs
+    priority: int  #: the applied priority: base + tier bonus
+    submitted_at: float  #: when it arrived, in seconds of the caller's monotonic clock
+    label: str = ""  #: free text for people, such as "film=night-train; shot=12/174"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobArrived:
+    """A request for a known model came in; its model may not be in the plan any more."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLeft:
+    """Somebody wants the job gone: its client went away, or it was cancelled by request."""
+
+    job_id: str
+    cancelled: bool = False  #: by request, not because the connection closed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """A job that was run is over and no longer occupies its model's server."""
+
+    job_id: str
+    outcome: Outcome
+
+
+class StartFault(StrEnum):
+    """Why a model's server could not be started."""
+
+    COMMAND = "command"  #: the command could not be run at all
+    PORT_TAKEN = "port_taken"  #: another process answers at its address
+    EXITED = "exited"  #: the process ended before it was healthy
+    TIMEOUT = "timeout"  #: it was not healthy in time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReady:
+    """A model's server passed its health check: it is resident from now on."""
+
+    model: str
+    load_s: float  #: seconds from the start command to ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStartFailed:
+    """A model's server could not be started and nothing of it is left."""
+
+    model: str
+    fault: StartFault
+    message: str  #: one sentence for people, then the last lines of the server's output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStopped:
+    """A model's server is gone after it was told to stop (also when it was told during its start)."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelExited:
+    """A ready model's server ended without being told to; nothing of it is left."""
+
+    model: str
+    message: str  #: one sentence with the exit code, then the last lines of its output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadRequested:
+    """An operator wants a model's server stopped now. Its running jobs are cut; waiting ones stay."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanePaused:
+    """Nothing new may start in the lane; what runs ends normally."""
+
+    lane: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneResumed:
+    """The lane takes jobs again."""
+
+    lane: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChanged:
+    """The configuration was loaded anew."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """The moment named by `Dispatcher.wakes_at` has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownRequested:
+    """The gateway is going down: waiting jobs end now, running ones may finish, nothing new starts."""
+
+
+Event = (
+    JobArrived
+    | JobLeft
+    | JobEnded
+    | ModelReady
+    | ModelStartFailed
+    | ModelStopped
+    | ModelExited
+    | UnloadRequested
+    | LanePaused
+    | LaneResumed
+    | PlanChanged
+    | TimePassed
+    | ShutdownRequested
+)
