@@ -1,0 +1,77 @@
+"""How tests start `stub.py`, read its journal and find what it left behind."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STUB = Path(__file__).with_name("stub.py")
+
+
+def stub_argv(port: int, name: str = "mA", *flags: str) -> tuple[str, ...]:
+    """The command that starts a stub, as a list of words."""
+    return (sys.executable, "-E", "-s", str(STUB), "--port", str(port), "--name", name, *flags)
+
+
+def stub_cmd(port: int | str, name: str = "mA", *flags: str) -> str:
+    """The same as one line for a config file; `port` may be "${PORT}"."""
+    words = stub_argv(0, name, *flags)
+    return shlex.join(words).replace("--port 0", f"--port {port}")
+
+
+def free_port() -> int:
+    """A port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def read_journal(path: Path, *events: str) -> list[dict[str, Any]]:
+    """The journal's complete entries in order of time; only those of the named events when any are named."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    wanted = [entry for entry in entries if not events or entry["ev"] in events]
+    return sorted(wanted, key=lambda entry: float(entry["t"]))
+
+
+def leftovers(stub_id: str) -> list[int]:
+    """Pids of live processes (zombies have no environment) that carry STUB_ID=<stub_id>."""
+    mark, found = f"STUB_ID={stub_id}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environ = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if mark in environ.split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def zombies_of(parent: int) -> list[int]:
+    """Pids of the dead, unreaped children of `parent`."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, ppid = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state == "Z" and int(ppid) == parent:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def eventually(condition: Callable[[], object], what: str, within_s: float = 20.0) -> None:
+    """Poll from synchronous code until `condition()` is true; AssertionError naming `what` otherwise."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        time.sleep(0.02)
