@@ -1,0 +1,1 @@
+"""The HTTP side: what clients and model servers see."""

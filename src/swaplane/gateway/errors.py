@@ -1,0 +1,139 @@
+"""Error answers of the gateway itself, and the errors that refuse a request before it becomes a job.
+
+Decides how an error looks on the wire: the envelope, and JSON, text or HTML as the `Accept` header wants
+it. Does not log, count or send, and does not know why a request failed. Used by everything in the gateway
+that answers without a model server.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+#: status -> (type, code) of the envelope
+_KINDS = {
+    400: ("invalid_request_error", "bad_request"),
+    401: ("authentication_error", "unauthorized"),
+    403: ("authentication_error", "forbidden"),
+    404: ("invalid_request_error", "not_found"),
+    409: ("invalid_request_error", "conflict"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+    502: ("server_error", "bad_gateway"),
+    503: ("server_error", "service_unavailable"),
+    504: ("server_error", "gateway_timeout"),
+}
+_OTHER_4XX = ("invalid_request_error", "invalid_request")
+_OTHER = ("server_error", "internal_error")
+
+# A message travels inside pages and scripts: these characters are escaped even where JSON allows them.
+_JSON_ESCAPES = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
+_HTML_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;"})
+
+_SHOWN_CHARS = 100  # of a name that a client sent
+
+
+def error_response(
+    status: int,
+    message: str,
+    *,
+    accept: bytes = b"",
+    code: str | None = None,
+    extra: Sequence[tuple[bytes, bytes]] = (),
+) -> tuple[RawHeaders, bytes]:
+    """Headers (Content-Type, Content-Length, then `extra`) and body of an error answer.
+
+    `accept` is the request's Accept header: plain text if it names `text/plain`, else HTML if it names
+    `text/html`, else JSON. `code` replaces the status's own code in the JSON envelope.
+    """
+    if b"text/plain" in accept:
+        content_type, text = b"text/plain", f"llama-swap: {message}"
+    elif b"text/html" in accept:
+        escaped = message.translate(_HTML_ESCAPES)
+        content_type, text = b"text/html", f"<html><body><h1>llama-swap</h1><p>{escaped}</p></body></html>"
+    else:
+        content_type, text = b"application/json", error_json(status, message, code=code)
+    body = text.encode("utf-8", "replace")
+    return [(b"Content-Type", content_type), (b"Content-Length", b"%d" % len(body)), *extra], body
+
+
+def error_json(status: int, message: str, *, code: str | None = None) -> str:
+    """The JSON envelope as text without a newline, fit for a body or for the data of one SSE event."""
+    kind, default_code = _KINDS.get(status) or (_OTHER_4XX if 400 <= status < 500 else _OTHER)
+    error = {"message": message, "type": kind, "param": None, "code": code or default_code}
+    text = json.dumps({"src": "llama-swap", "error": error}, ensure_ascii=False, separators=(",", ":"))
+    return text.translate(_JSON_ESCAPES)
+
+
+class RequestRefused(Exception):  # noqa: N818 (it is the client's fault or the machine's, not an error of ours)
+    """A request that does not become a job; each subclass knows its HTTP status and its code."""
+
+    status: ClassVar[int] = 400
+    code: ClassVar[str | None] = None  #: in the JSON envelope; None: the status's own
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message  #: one sentence for the client
+
+    def response(self, accept: bytes = b"") -> tuple[RawHeaders, bytes]:
+        """Headers and body that tell the client."""
+        return error_response(self.status, self.message, accept=accept, code=self.code)
+
+
+class NoModel(RequestRefused):
+    """The request does not say which model it is for."""
+
+    status = 404
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__("no model id could be identified" + (f"; {detail}" if detail else ""))
+
+
+class UnknownModel(RequestRefused):
+    """The request is for a model that is not configured; the nearest names are told."""
+
+    status = 404
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        shown = name if len(name) <= _SHOWN_CHARS else name[:_SHOWN_CHARS] + "..."
+        message = f"no router for requested model `{shown}`"
+        # Long names are no typing slips, and comparing them with every known name takes long.
+        near = nearest_names(name, known) if len(name) <= _SHOWN_CHARS else []
+        if near:
+            message += "; did you mean " + " or ".join(f"`{other}`" for other in near) + "?"
+        super().__init__(message)
+        self.name = name  #: as the client sent it
+
+
+class DuplicateModel(RequestRefused):
+    """The request names its model twice: two readers would understand two different requests."""
+
+    code = "duplicate_model"
+
+
+class ModelNameTooLong(RequestRefused):
+    """The value given as the model cannot be a name."""
+
+
+class NotJson(RequestRefused):
+    """The body is declared to be JSON, is not, and no model can be found in it."""
+
+    code = "not_json"
+
+
+class BodyNotStored(RequestRefused):
+    """The body does not fit into memory and could not be written to disk."""
+
+    status = 507
+    code = "insufficient_storage"
+
+
+def nearest_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """At most `limit` of the known names that look like `name`, best first; case does not matter."""
+    by_folded: dict[str, str] = {}
+    for other in known:
+        by_folded.setdefault(other.casefold(), other)
+    return [by_folded[match] for match in difflib.get_close_matches(name.casefold(), by_folded, n=limit)]
