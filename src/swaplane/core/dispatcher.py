@@ -1,0 +1,402 @@
+"""The dispatcher: events in, commands out.
+
+It decides which job gets a place, which models stop and start for it, and when an idle model is unloaded.
+`handle` is the one entry point; `runtime` calls it and carries out what it returns. It knows nothing of
+processes, sockets or clocks, and the same events always give the same commands.
+
+After each event every lane is settled in three steps:
+  (a) idle models that are retired or past their ttl are stopped;
+  (b) while the best waiting job fits, it is given a place (`_grant_best`);
+  (c) models with granted jobs are started, or sent their jobs, once all that must leave has left.
+
+No backfill: when the best job does not fit, nothing else is started in its lane until it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import assert_never
+
+from swaplane.core.commands import (
+    AbortJob,
+    Command,
+    EndJob,
+    RecordDispatch,
+    RunJob,
+    StartModel,
+    StopCause,
+    StopModel,
+)
+from swaplane.core.events import (
+    Event,
+    Job,
+    JobArrived,
+    JobEnded,
+    JobLeft,
+    LanePaused,
+    LaneResumed,
+    ModelExited,
+    ModelReady,
+    ModelStartFailed,
+    ModelStopped,
+    PlanChanged,
+    ShutdownRequested,
+    TimePassed,
+    UnloadRequested,
+)
+from swaplane.core.outcomes import Outcome
+from swaplane.core.plan import Plan
+from swaplane.core.queue import Queue
+from swaplane.core.record import record, start_cause
+from swaplane.core.residency import Residency
+from swaplane.core.score import ScoreRules
+from swaplane.core.state import Grant, LaneState, ModelPhase, ModelState
+
+#: Seconds before the next start after this many failures in a row: the first is tried again at once, as
+#: llama-swap does; a model that keeps failing is tried ever more seldom.
+BACKOFF_S = (0.0, 2.0, 5.0, 15.0, 60.0)
+
+
+class Dispatcher:
+    """All that is decided about one gateway's jobs and models."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.queue = Queue(plan.rules)
+        self.models = {name: ModelState(plan=model) for name, model in plan.models.items()}
+        self.lanes = {name: LaneState(plan=lane) for name, lane in plan.lanes.items()}
+        self.shutting_down = False
+        self._grants: dict[str, Grant] = {}
+        self._dispatched = 0
+        self._commands: list[Command] = []
+
+    def __repr__(self) -> str:
+        alive = " ".join(f"{m.plan.id}={m.phase}" for m in self.models.values() if m.alive)
+        return f"<Dispatcher {len(self.queue)} waiting, {len(self._grants)} granted; {alive or 'nothing resident'}>"
+
+    @property
+    def rules(self) -> ScoreRules:
+        """The score's rules in force."""
+        return self._plan.rules
+
+    @property
+    def residency(self) -> Residency:
+        """The residency rules in force."""
+        return self._plan.residency
+
+    def grant(self, job_id: str) -> Grant | None:
+        """The job's grant while it holds a place."""
+        return self._grants.get(job_id)
+
+    def grants(self) -> Collection[Grant]:
+        """All jobs that hold a place, in the order in which they were given it."""
+        return self._grants.values()
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in what happened at `now` (seconds, never going back); what is to be done, in order."""
+        self._commands = []
+        match event:
+            case JobArrived():
+                self._job_arrived(event.job, now)
+            case JobLeft():
+                self._job_left(event, now)
+            case JobEnded():
+                self._job_ended(event, now)
+            case ModelReady():
+                self._model_ready(event, now)
+            case ModelStartFailed():
+                self._model_start_failed(event, now)
+            case ModelStopped() | ModelExited():
+                self._model_gone(event.model)
+            case UnloadRequested():
+                self._unload(event.model, now)
+            case LanePaused() | LaneResumed():
+                if event.lane in self.lanes:
+                    self.lanes[event.lane].paused = isinstance(event, LanePaused)
+            case PlanChanged():
+                self._plan_changed(event.plan, now)
+            case ShutdownRequested():
+                self._shut_down(now)
+            case TimePassed():
+                pass
+            case _:
+                assert_never(event)
+        for lane in list(self.lanes.values()):
+            self._settle(lane, now)
+        return self._commands
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When `TimePassed` is due: the next moment at which an idle model is past its ttl."""
+        due = [at for model in self.models.values() if (at := self._expires_at(model)) is not None]
+        return min(due, default=None)
+
+    # What happened to a job.
+
+    def _job_arrived(self, job: Job, now: float) -> None:
+        model = self.models.get(job.model)
+        if self.shutting_down:
+            self._end(job.id, Outcome.REFUSED_STOPPING, "the gateway is shutting down")
+        elif model is None or model.removed:
+            self._end(job.id, Outcome.MODEL_REMOVED, f"model {job.model} is no longer configured")
+        elif now < model.retry_at:
+            self._commands.append(
+                EndJob(
+                    job_id=job.id,
+                    outcome=Outcome.REFUSED_BACKOFF,
+                    detail=f"model {job.model} failed to start {model.failed_starts} times in a row "
+                    f"and is left alone for a while; the last time: {model.last_failure}",
+                    retry_after_s=model.retry_at - now,
+                )
+            )
+        else:
+            self.queue.add(job, model.plan.lane)
+
+    def _job_left(self, event: JobLeft, now: float) -> None:
+        waiting = Outcome.CANCELLED_WAITING if event.cancelled else Outcome.LEFT_WAITING
+        if event.job_id in self.queue:
+            self.queue.remove(event.job_id)
+            self._end(event.job_id, waiting)
+        elif (grant := self._grants.get(event.job_id)) is None:
+            pass  # it ended while the news was on its way
+        elif grant.running:
+            running = Outcome.CANCELLED_RUNNING if event.cancelled else Outcome.LEFT_RUNNING
+            self._commands.append(AbortJob(job_id=event.job_id, outcome=running))
+        else:
+            self._release(grant, now, ran=False)
+            self._end(event.job_id, waiting)
+
+    def _job_ended(self, event: JobEnded, now: float) -> None:
+        grant = self._grants.get(event.job_id)
+        if grant is None or grant.sent_at is None:
+            return
+        if event.outcome is Outcome.COMPLETED:
+            model = self.models[grant.job.model]
+            model.run_s = _smoothed(model.run_s, now - grant.sent_at)
+        self._release(grant, now, ran=event.outcome.ran)
+
+    # What happened to a model's server.
+
+    def _model_ready(self, event: ModelReady, now: float) -> None:
+        model = self.models.get(event.model)
+        if model is None or model.phase is not ModelPhase.STARTING:
+            return  # it was told to stop in the meantime
+        model.failed_starts = 0
+        model.idle_since = now
+        model.load_s = _smoothed(model.load_s, event.load_s)
+        self._set_phase(model, ModelPhase.READY)
+
+    def _model_start_failed(self, event: ModelStartFailed, now: float) -> None:
+        model = self.models.get(event.model)
+        if model is None:
+            return
+        if model.phase is ModelPhase.STARTING:
+            model.failed_starts += 1
+            model.last_failure = event.message
+            model.retry_at = now + BACKOFF_S[min(model.failed_starts, len(BACKOFF_S)) - 1]
+            # All who wait for it fail at once: trying again for each would starve the other models.
+            self._fail_all(model, Outcome.START_FAILED, event.message, now)
+        self._model_gone(event.model)
+
+    def _model_gone(self, model_id: str) -> None:
+        model = self.models.get(model_id)
+        if model is not None:
+            self._set_phase(model, ModelPhase.STOPPED)
+            self._succeed(model)
+
+    def _unload(self, model_id: str, now: float) -> None:
+        model = self.models.get(model_id)
+        if model is None or model.phase not in (ModelPhase.STARTING, ModelPhase.READY):
+            return
+        for grant in list(model.grants.values()):
+            if grant.running:
+                self._commands.append(AbortJob(job_id=grant.job.id, outcome=Outcome.UNLOADED_RUNNING))
+            else:
+                self._release(grant, now, ran=False)
+                self._end(grant.job.id, Outcome.UNLOADED_WAITING, "model unloaded")
+        self._stop(model, StopCause.UNLOAD)
+
+    # What happened to the gateway.
+
+    def _plan_changed(self, plan: Plan, now: float) -> None:
+        for name, model in list(self.models.items()):
+            if name not in plan.models:
+                self._fail_all(model, Outcome.MODEL_REMOVED, f"model {name} is no longer configured", now)
+        self._plan = plan
+        for name, model in self.models.items():
+            new = plan.models.get(name)
+            model.removed = new is None
+            model.successor = None
+            if new is None:
+                continue
+            if new.fingerprint == model.plan.fingerprint and new.lane == model.plan.lane:
+                model.plan = new
+            else:
+                model.successor = new
+        for name, planned in plan.models.items():
+            if name not in self.models:
+                self.models[name] = ModelState(plan=planned)
+        for name, lane in plan.lanes.items():
+            if name in self.lanes:
+                self.lanes[name].plan = lane
+            else:
+                self.lanes[name] = LaneState(plan=lane)
+        for model in list(self.models.values()):
+            self._succeed(model)
+        self._rebuild_queue()
+
+    def _shut_down(self, now: float) -> None:
+        self.shutting_down = True
+        for model in self.models.values():
+            self._fail_all(model, Outcome.STOPPED_WAITING, "the gateway is shutting down", now)
+
+    def _succeed(self, model: ModelState) -> None:
+        """Once a retiring model's server is gone and no job of it runs, its successor takes over."""
+        if model.alive or any(grant.running for grant in model.grants.values()):
+            return
+        if model.removed:
+            del self.models[model.plan.id]
+        elif model.successor is not None:
+            moved = model.successor.lane != model.plan.lane
+            model.plan, model.successor = model.successor, None
+            model.failed_starts, model.retry_at = 0, 0.0
+            if moved:
+                for grant in model.grants.values():
+                    grant.lane = model.plan.lane
+                self._rebuild_queue()
+        used = {model.plan.lane for model in self.models.values()}
+        self.lanes = {n: lane for n, lane in self.lanes.items() if n in used or n in self._plan.lanes}
+
+    def _rebuild_queue(self) -> None:
+        self.queue = self.queue.rebuilt(
+            self._plan.rules,
+            {name: model.plan.lane for name, model in self.models.items()},
+            [(grant.job, grant.lane) for grant in self._grants.values()],
+        )
+
+    # Settling a lane.
+
+    def _settle(self, lane: LaneState, now: float) -> None:
+        for model in self._of_lane(lane):  # (a)
+            if not model.grants and model.phase in (ModelPhase.STARTING, ModelPhase.READY):
+                expires_at = self._expires_at(model)
+                if self.shutting_down:
+                    self._stop(model, StopCause.SHUTDOWN)
+                elif model.retiring:
+                    self._stop(model, StopCause.RELOAD)
+                elif expires_at is not None and now >= expires_at:
+                    self._stop(model, StopCause.TTL)
+        while self._grant_best(lane, now):  # (b)
+            pass
+        for model in self._of_lane(lane):  # (c)
+            self._serve_grants(model, lane, now)
+
+    def _grant_best(self, lane: LaneState, now: float) -> bool:
+        """Give the lane's best job a place if it fits; whether it did.
+
+        It does not fit when (1) the lane is paused, full, or the gateway is going down; (2) its model holds a
+        place already and has no free slot, or is not ready for a further job; (3) its model holds no place
+        and no whole place is free; (4) a model that must leave for it still has jobs; (5) it would have to
+        leave again for a model that is being loaded for a job.
+        """
+        holders = [model for model in self._of_lane(lane) if model.grants]
+        full = len(holders) >= lane.plan.size
+        if lane.paused or self.shutting_down or (full and not any(model.takes_more for model in holders)):  # (1)
+            return False
+        pick = self.queue.pick(lane.plan.name, now=now, resident=lane.resident)
+        if pick is None:
+            return False
+        model = self.models[pick.winner.model]
+        if model.grants and not model.takes_more:  # (2)
+            return False
+        if full and not model.grants:  # (3)
+            return False
+        leaving = self._must_leave(model, lane)
+        if any(other.grants for other in leaving):  # (4)
+            return False
+        loading = [other.plan.id for other in holders if other.loading]
+        if any(self.residency.must_leave(other, [model.plan.id]) for other in loading):  # (5)
+            return False
+
+        self._dispatched += 1
+        dispatch = record(
+            pick, number=self._dispatched, lane=lane, model=model, queue=self.queue, rules=self.rules, now=now
+        )
+        self._commands.append(RecordDispatch(dispatch=dispatch))
+        if dispatch.swap:
+            model.start_cause = start_cause(pick, leaving, lane)
+        for other in leaving:
+            if other.phase is ModelPhase.STARTING:
+                self._stop(other, StopCause.ABANDONED)
+            elif other.phase is ModelPhase.READY:
+                self._stop(other, StopCause.SWAP)
+        job = self.queue.take(pick.winner.id)
+        grant = Grant(job=job, lane=lane.plan.name, score=dispatch.winner.score, clock=pick.clock, granted_at=now)
+        model.grants[job.id] = self._grants[job.id] = grant
+        return True
+
+    def _serve_grants(self, model: ModelState, lane: LaneState, now: float) -> None:
+        """Send a ready model its granted jobs; start a stopped one; once nothing that must leave is left."""
+        loading = model.loading
+        if not loading or self._must_leave(model, lane):
+            return
+        if model.phase is ModelPhase.READY:
+            for grant in loading:
+                grant.sent_at = now
+                self._commands.append(RunJob(job_id=grant.job.id, model=model.plan.id))
+        elif model.phase is ModelPhase.STOPPED and len(loading) == len(model.grants):
+            self._set_phase(model, ModelPhase.STARTING)
+            self._commands.append(StartModel(model=model.plan.id, cause=model.start_cause))
+
+    # Small steps.
+
+    def _of_lane(self, lane: LaneState) -> list[ModelState]:
+        return [model for model in self.models.values() if model.plan.lane == lane.plan.name]
+
+    def _must_leave(self, model: ModelState, lane: LaneState) -> list[ModelState]:
+        present = [other.plan.id for other in self._of_lane(lane) if other.alive or other.grants]
+        return [self.models[name] for name in self.residency.must_leave(model.plan.id, present)]
+
+    def _expires_at(self, model: ModelState) -> float | None:
+        idle = model.phase is ModelPhase.READY and not model.grants
+        if model.plan.ttl_s is None or not idle or self.queue.waits_for(model.plan.id):
+            return None
+        return model.idle_since + model.plan.ttl_s
+
+    def _set_phase(self, model: ModelState, phase: ModelPhase) -> None:
+        model.phase = phase
+        lane = self.lanes[model.plan.lane]
+        resident = frozenset(each.plan.id for each in self._of_lane(lane) if each.phase is ModelPhase.READY)
+        if resident != lane.resident:
+            lane.resident = resident
+
+    def _stop(self, model: ModelState, cause: StopCause) -> None:
+        self._set_phase(model, ModelPhase.STOPPING)
+        self._commands.append(StopModel(model=model.plan.id, cause=cause))
+
+    def _release(self, grant: Grant, now: float, *, ran: bool) -> None:
+        del self._grants[grant.job.id]
+        model = self.models[grant.job.model]
+        del model.grants[grant.job.id]
+        self.queue.give_back(grant.job, grant.lane, now, ran=ran)
+        model.idle_since = now
+        self._succeed(model)
+
+    def _fail_all(self, model: ModelState, outcome: Outcome, detail: str, now: float) -> None:
+        """End all jobs of a model that do not run yet, in the order of their arrival."""
+        granted = model.loading
+        for grant in granted:
+            self._release(grant, now, ran=False)
+        waiting = self.queue.jobs(model=model.plan.id)
+        for job in waiting:
+            self.queue.remove(job.id)
+        for job in sorted([*(grant.job for grant in granted), *waiting], key=lambda job: job.seq):
+            self._end(job.id, outcome, detail)
+
+    def _end(self, job_id: str, outcome: Outcome, detail: str = "") -> None:
+        self._commands.append(EndJob(job_id=job_id, outcome=outcome, detail=detail))
+
+
+def _smoothed(average: float | None, value: float) -> float:
+    """An exponential average that follows quickly: the newest of a few values counts a third."""
+    return value if average is None else average + (value - average) / 3

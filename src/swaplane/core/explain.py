@@ -1,0 +1,211 @@
+"""Why a job waits, and who goes before it. Reads the dispatcher; changes nothing.
+
+The order of a waiting line is the comparison of `queue.pick` run forward in imagined time: the winner runs
+for as long as its model's jobs have taken so far, its member's clock moves, the next one is picked. It is a
+forecast: a later arrival with a higher score goes first, so a position may also grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from swaplane.core.dispatcher import Dispatcher
+from swaplane.core.events import Job
+from swaplane.core.queue import Candidacy, Standing, pick
+from swaplane.core.score import Score
+from swaplane.core.state import Grant, LaneState, ModelPhase
+from swaplane.core.turns import TurnClock
+
+#: Assumed run and load seconds of a model that has not run or loaded yet.
+UNKNOWN_RUN_S = 1.0
+UNKNOWN_LOAD_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job that waits, loads or runs, as people are shown it."""
+
+    job: Job
+    band: str
+    state: str  #: "waiting", "loading" or "running"
+    position: int | None  #: 1 = next; None when it holds a place, or stands too far back to be counted
+    score: Score  #: now, or at the dispatch once it holds a place
+    waited_s: float  #: since submit, until it was sent to its model
+    aging_s: float  #: on the clock that counts
+    reason: str  #: one clause: why it is not running, or what it is doing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneView:
+    """One lane, as people are shown it."""
+
+    name: str
+    size: int
+    paused: bool
+    resident: tuple[str, ...]
+    running: tuple[JobView, ...]  #: jobs that hold a place, oldest first
+    waiting: tuple[JobView, ...]  #: the first of the line, in the order of dispatch
+    waiting_total: int
+
+
+class _Imagined(Candidacy):
+    """A copy of a standing whose jobs can be taken without taking them from the queue."""
+
+    def __init__(self, standing: Standing) -> None:
+        clock = TurnClock()
+        clock.last_end = standing.clock.last_end
+        super().__init__(standing.band, clock)
+        self._lines: dict[tuple[str, int], tuple[Job, Iterator[Job]]] = {}
+        for line in standing.lines():
+            self._advance(iter(line))
+
+    def _advance(self, line: Iterator[Job]) -> None:
+        job = next(line, None)
+        if job is not None:
+            self._lines[job.model, job.priority] = (job, line)
+        self.heads_changed()
+
+    def take(self, job: Job) -> None:
+        _, line = self._lines.pop((job.model, job.priority))
+        self._advance(line)
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def heads(self) -> Iterable[Job]:
+        return (job for job, _ in self._lines.values())
+
+    def heads_of(self, model: str) -> Iterable[Job]:
+        return (job for job, _ in self._lines.values() if job.model == model)
+
+
+def forecast(dispatcher: Dispatcher, lane: LaneState, now: float) -> Iterator[Job]:
+    """The lane's waiting jobs in the order in which they would be dispatched if nothing else arrived."""
+    standings = [_Imagined(standing) for standing in dispatcher.queue.standings(lane.plan.name)]
+    holders = [grant for grant in dispatcher.grants() if grant.lane == lane.plan.name]
+    for standing, original in zip(standings, dispatcher.queue.standings(lane.plan.name), strict=True):
+        if original.clock.running:
+            standing.clock.last_end = now
+    resident = lane.resident
+    for grant in holders:
+        resident = _with(dispatcher, grant.job.model, resident)
+    at = now
+    while found := pick(standings, now=at, resident=resident, rules=dispatcher.rules):
+        job = found.winner
+        yield job
+        model = dispatcher.models[job.model]
+        if job.model not in resident:
+            resident = _with(dispatcher, job.model, resident)
+            at += UNKNOWN_LOAD_S if model.load_s is None else model.load_s
+        at += UNKNOWN_RUN_S if model.run_s is None else model.run_s
+        standing = found.candidacy
+        assert isinstance(standing, _Imagined)  # noqa: S101 - pick returns what it was given
+        standing.clock.last_end = at
+        standing.take(job)
+        if not standing:
+            standings.remove(standing)
+
+
+def _with(dispatcher: Dispatcher, model: str, resident: frozenset[str]) -> frozenset[str]:
+    return (resident - set(dispatcher.residency.must_leave(model, resident))) | {model}
+
+
+def lane_view(dispatcher: Dispatcher, lane: LaneState, now: float, *, limit: int) -> LaneView:
+    """The lane at `now`, with the first `limit` waiting jobs."""
+    name = lane.plan.name
+    total = dispatcher.queue.count(name)
+    first = list(islice(forecast(dispatcher, lane, now), limit))
+    grants = sorted((grant for grant in dispatcher.grants() if grant.lane == name), key=lambda grant: grant.granted_at)
+    ahead: dict[tuple[str, str], Job] = {}
+    waiting = []
+    for position, job in enumerate(first, start=1):
+        band = dispatcher.rules.band_of(job.priority).name
+        own = ahead.setdefault((job.member, band), job)
+        waiting.append(_waiting_view(dispatcher, lane, job, now, position, grants, own if own is not job else None))
+    return LaneView(
+        name=name,
+        size=lane.plan.size,
+        paused=lane.paused,
+        resident=tuple(sorted(lane.resident)),
+        running=tuple(_granted_view(dispatcher, grant, now) for grant in grants),
+        waiting=tuple(waiting),
+        waiting_total=total,
+    )
+
+
+def job_view(dispatcher: Dispatcher, job_id: str, now: float, *, limit: int) -> JobView | None:
+    """One job that waits or holds a place; None when it does neither. Its position is counted up to `limit`."""
+    grant = dispatcher.grant(job_id)
+    if grant is not None:
+        return _granted_view(dispatcher, grant, now)
+    if job_id not in dispatcher.queue:
+        return None
+    lane = dispatcher.lanes[dispatcher.queue.lane_of(job_id)]
+    for view in lane_view(dispatcher, lane, now, limit=limit).waiting:
+        if view.job.id == job_id:
+            return view
+    return _waiting_view(dispatcher, lane, dispatcher.queue.job(job_id), now, None, [], None)
+
+
+def _granted_view(dispatcher: Dispatcher, grant: Grant, now: float) -> JobView:
+    until = now if grant.sent_at is None else grant.sent_at
+    reason = (
+        f"running for {now - grant.sent_at:.1f} s"
+        if grant.sent_at is not None
+        else f"{grant.job.model} is {_loading_phase(dispatcher, grant)} for it"
+    )
+    return JobView(
+        job=grant.job,
+        band=dispatcher.rules.band_of(grant.job.priority).name,
+        state="running" if grant.running else "loading",
+        position=None,
+        score=grant.score,
+        waited_s=until - grant.job.submitted_at,
+        aging_s=grant.granted_at - grant.clock,
+        reason=reason,
+    )
+
+
+def _loading_phase(dispatcher: Dispatcher, grant: Grant) -> str:
+    phase = dispatcher.models[grant.job.model].phase
+    return "loading" if phase is ModelPhase.STARTING else "waiting for other models to leave, then loading"
+
+
+def _waiting_view(
+    dispatcher: Dispatcher,
+    lane: LaneState,
+    job: Job,
+    now: float,
+    position: int | None,
+    grants: list[Grant],
+    own_ahead: Job | None,
+) -> JobView:
+    clock = dispatcher.queue.clock(job, lane.plan.name).starts_at(job.submitted_at, now, dispatcher.rules)
+    return JobView(
+        job=job,
+        band=dispatcher.rules.band_of(job.priority).name,
+        state="waiting",
+        position=position,
+        score=dispatcher.rules.score(job.priority, resident=job.model in lane.resident, now=now, clock=clock),
+        waited_s=now - job.submitted_at,
+        aging_s=now - clock,
+        reason=_waiting_reason(lane, position, grants, own_ahead),
+    )
+
+
+def _waiting_reason(lane: LaneState, position: int | None, grants: list[Grant], own_ahead: Job | None) -> str:
+    if lane.paused:
+        return f"lane {lane.plan.name} is paused"
+    if position is None:
+        return "far back in the line"
+    if own_ahead is not None:
+        return f"behind your own {own_ahead.id}"
+    if position > 1:
+        return f"behind {position - 1} with higher scores"
+    if not grants:
+        return "next"
+    holder = grants[0].job
+    doing = "runs" if grants[0].running else "loads"
+    return f"next, when {holder.id} of {holder.member} ends ({holder.model} {doing})"
