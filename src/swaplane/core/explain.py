@@ -100,12 +100,12 @@ def forecast(dispatcher: Dispatcher, lane: LaneState, now: float) -> Iterator[Jo
             resident = _with(dispatcher, job.model, resident)
             at += UNKNOWN_LOAD_S if model.load_s is None else model.load_s
         at += UNKNOWN_RUN_S if model.run_s is None else model.run_s
-        standing = found.candidacy
-        assert isinstance(standing, _Imagined)  # noqa: S101 - pick returns what it was given
-        standing.clock.last_end = at
-        standing.take(job)
-        if not standing:
-            standings.remove(standing)
+        served = found.candidacy
+        assert isinstance(served, _Imagined)  # noqa: S101 - pick returns what it was given
+        served.clock.last_end = at
+        served.take(job)
+        if not served:
+            standings.remove(served)
 
 
 def _with(dispatcher: Dispatcher, model: str, resident: frozenset[str]) -> frozenset[str]:
