@@ -1,0 +1,329 @@
+"""The bridge between the pure core and the world: event inbox -> dispatcher -> commands carried out.
+
+Whatever happens (a request, a departure, a model that is ready) is posted as an event. Events are handled
+one after the other on the event loop; carrying out a command may post further ones. Nothing here decides;
+nothing else calls the dispatcher. The gateway submits jobs and gets a `Ticket` for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+import structlog
+
+from swaplane.config.settings import ModelSettings, Settings
+from swaplane.core.commands import (
+    AbortJob,
+    Command,
+    EndJob,
+    RecordDispatch,
+    RunJob,
+    StartModel,
+    StopModel,
+)
+from swaplane.core.dispatcher import Dispatcher
+from swaplane.core.events import (
+    Event,
+    Job,
+    JobArrived,
+    JobEnded,
+    JobLeft,
+    ModelExited,
+    ModelReady,
+    ModelStartFailed,
+    ModelStopped,
+    PlanChanged,
+    ShutdownRequested,
+    TimePassed,
+    UnloadRequested,
+)
+from swaplane.core.outcomes import Outcome
+from swaplane.core.state import ModelPhase
+from swaplane.observe.logs import LogHub
+from swaplane.observe.metrics import Metrics
+from swaplane.processes.process import LaunchSpec
+from swaplane.processes.supervisor import Supervisor
+
+log = structlog.get_logger("swaplane.runtime")
+
+#: How many ended jobs are remembered, so that asking for one by id tells how it ended.
+ENDED_REMEMBERED = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The job's turn: send it to this server now."""
+
+    proxy: str  #: base URL of the model's server
+    waited_s: float  #: from its arrival to this moment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """The job is over without having been run."""
+
+    outcome: Outcome
+    detail: str
+    retry_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What is remembered of a job that is over."""
+
+    job: Job
+    band: str
+    outcome: Outcome
+    waited_s: float
+    run_s: float | None  #: None when it was not run
+
+
+class Ticket:
+    """One job as its request sees it: wait for the turn, run, end. Exactly one of its ends is recorded."""
+
+    def __init__(self, runtime: Runtime, job: Job, lane: str, band: str) -> None:
+        self.job = job
+        self.lane = lane
+        self.band = band
+        self.turn: asyncio.Future[Run | Dropped] = asyncio.get_running_loop().create_future()
+        self.sent_at: float | None = None
+        self._runtime = runtime
+        self._cut: Callable[[Outcome], None] | None = None
+        self._cut_short: Outcome | None = None
+
+    def __repr__(self) -> str:
+        return f"<Ticket {self.job.id} for {self.job.model}>"
+
+    def decide(self, turn: Run | Dropped) -> None:
+        """Called by the runtime: what became of the wait."""
+        if not self.turn.done():  # its request may have been cancelled while it waited
+            self.turn.set_result(turn)
+
+    def leave(self) -> None:
+        """The client has gone away."""
+        self._runtime.post(JobLeft(job_id=self.job.id))
+
+    def on_cut(self, cut: Callable[[Outcome], None]) -> None:
+        """`cut(outcome)` is called when the running job has to end at once; also now, if that is already so."""
+        self._cut = cut
+        if self._cut_short is not None:
+            cut(self._cut_short)
+
+    def ended(self, outcome: Outcome) -> None:
+        """The job that was run no longer occupies its model's server. Further calls do nothing."""
+        self._runtime.job_ended(self, outcome)
+
+    def cut(self, outcome: Outcome) -> None:
+        """End the running job at once, as `outcome`."""
+        self._cut_short = self._cut_short or outcome
+        if self._cut is not None:
+            self._cut(self._cut_short)
+
+
+class Runtime:
+    """One gateway's dispatcher, model processes and jobs."""
+
+    def __init__(self, settings: Settings, *, logs: LogHub, metrics: Metrics) -> None:
+        self.settings = settings
+        self.logs = logs
+        self.metrics = metrics
+        self.dispatcher = Dispatcher(settings.plan())
+        self.supervisor = Supervisor(self.post, logs)
+        self.recent: OrderedDict[str, Ended] = OrderedDict()
+        self._inbox: deque[Event] = deque()
+        self._draining = False
+        self._tickets: dict[str, Ticket] = {}
+        self._arrivals = 0
+        self._epoch = os.urandom(2).hex()
+        self._wake: tuple[float, asyncio.TimerHandle] | None = None
+        self._gone: dict[str, list[asyncio.Future[None]]] = {}
+        self._quiet: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Runtime {self.dispatcher!r}>"
+
+    # Jobs.
+
+    def submit(self, model: ModelSettings, *, member: str, priority: int, label: str) -> Ticket:
+        """Take in a request for a model; its ticket's `turn` tells when and whether it is run."""
+        self._arrivals += 1
+        job = Job(
+            id=f"{self._epoch}-{self._arrivals}",
+            seq=self._arrivals,
+            model=model.id,
+            member=member,
+            priority=priority,
+            submitted_at=time.monotonic(),
+            label=label,
+        )
+        ticket = Ticket(self, job, model.lane, self.dispatcher.rules.band_of(priority).name)
+        self._tickets[job.id] = ticket
+        self.post(JobArrived(job=job))
+        return ticket
+
+    def cancel(self, job_id: str) -> bool:
+        """End a job by request, whether it waits or runs; False when there is no such job now."""
+        if job_id not in self._tickets:
+            return False
+        self.post(JobLeft(job_id=job_id, cancelled=True))
+        return True
+
+    def job_ended(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Called by tickets only."""
+        if ticket.job.id in self._tickets:
+            self._close(ticket, outcome)
+            self.post(JobEnded(job_id=ticket.job.id, outcome=outcome))
+
+    # Models and lanes.
+
+    async def unload(self, model: str) -> None:
+        """Stop a model's server, cutting its running jobs; returns when nothing of it is left."""
+        self.post(UnloadRequested(model=model))
+        state = self.dispatcher.models.get(model)
+        if state is not None and state.phase is ModelPhase.STOPPING:
+            gone = asyncio.get_running_loop().create_future()
+            self._gone.setdefault(model, []).append(gone)
+            await gone
+
+    def reload(self, settings: Settings) -> None:
+        """Work by other settings from now on; see `PlanChanged` for what survives."""
+        self.settings = settings
+        self.post(PlanChanged(plan=settings.plan()))
+
+    async def shut_down(self, *, drain_s: float, stop_s: float) -> None:
+        """End waiting jobs, let running ones finish for `drain_s`, stop all models within about `stop_s`."""
+        self.post(ShutdownRequested())
+        if self.dispatcher.grants():
+            self._quiet = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._quiet], timeout=drain_s)
+        for ticket in list(self._tickets.values()):
+            ticket.cut(Outcome.STOPPED_RUNNING)
+        await self.supervisor.close(stop_s)
+        if self._wake is not None:
+            self._wake[1].cancel()
+
+    # Events in, commands out.
+
+    def post(self, event: Event) -> None:
+        """Take in what happened. Safe to call while a command is being carried out."""
+        self._inbox.append(event)
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while self._inbox:
+                event = self._inbox.popleft()
+                self._observe(event)
+                for command in self.dispatcher.handle(event, time.monotonic()):
+                    self._carry_out(command)
+        finally:
+            self._draining = False
+        self._set_wake()
+        if self._quiet is not None and not self._quiet.done() and not self.dispatcher.grants():
+            self._quiet.set_result(None)
+
+    def _observe(self, event: Event) -> None:
+        match event:
+            case ModelReady():
+                self.metrics.model_ready(event.model, event.load_s)
+            case ModelStopped() | ModelExited() | ModelStartFailed():
+                for gone in self._gone.pop(event.model, []):
+                    gone.set_result(None)
+            case _:
+                pass
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case StartModel():
+                settings = self.settings.models[command.model]
+                self.metrics.model_started(command.model, settings.lane, command.cause)
+                self.supervisor.start(_launch_spec(settings))
+            case StopModel():
+                self.supervisor.stop(command.model, command.cause)
+            case RunJob():
+                self._run(command)
+            case EndJob():
+                ticket = self._tickets[command.job_id]
+                self._close(ticket, command.outcome)
+                ticket.decide(
+                    Dropped(
+                        outcome=command.outcome, detail=command.detail, retry_after_s=command.retry_after_s
+                    )
+                )
+            case AbortJob():
+                if command.job_id in self._tickets:
+                    self._tickets[command.job_id].cut(command.outcome)
+            case RecordDispatch():
+                self.metrics.dispatched(command.dispatch)
+            case _:
+                assert_never(command)
+
+    def _run(self, command: RunJob) -> None:
+        ticket = self._tickets[command.job_id]
+        ticket.sent_at = time.monotonic()
+        waited_s = ticket.sent_at - ticket.job.submitted_at
+        self.metrics.job_sent(ticket.lane, ticket.band, waited_s)
+        ticket.decide(Run(proxy=self.supervisor.spec(command.model).proxy, waited_s=waited_s))
+
+    def _close(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Record the one end of a job."""
+        job = ticket.job
+        del self._tickets[job.id]
+        now = time.monotonic()
+        sent_at = ticket.sent_at
+        ended = Ended(
+            job=job,
+            band=ticket.band,
+            outcome=outcome,
+            waited_s=(now if sent_at is None else sent_at) - job.submitted_at,
+            run_s=None if sent_at is None else now - sent_at,
+        )
+        self.recent[job.id] = ended
+        if len(self.recent) > ENDED_REMEMBERED:
+            self.recent.popitem(last=False)
+        self.metrics.job_ended(
+            lane=ticket.lane, band=ticket.band, model=job.model, member=job.member, outcome=outcome, run_s=ended.run_s
+        )
+        log.info(
+            "job ended",
+            job=job.id,
+            model=job.model,
+            band=ticket.band,
+            outcome=str(outcome),
+            waited_s=round(ended.waited_s, 3),
+            run_s=None if ended.run_s is None else round(ended.run_s, 3),
+        )
+
+    def _set_wake(self) -> None:
+        at = self.dispatcher.wakes_at
+        if self._wake is not None:
+            if self._wake[0] == at:
+                return
+            self._wake[1].cancel()
+            self._wake = None
+        if at is not None:
+            delay_s = max(at - time.monotonic(), 0.0)
+            self._wake = (at, asyncio.get_running_loop().call_later(delay_s, self._wake_up))
+
+    def _wake_up(self) -> None:
+        self._wake = None
+        self.post(TimePassed())
+
+
+def _launch_spec(model: ModelSettings) -> LaunchSpec:
+    return LaunchSpec(
+        model=model.id,
+        argv=model.argv,
+        env=model.env,
+        proxy=model.proxy,
+        check_endpoint=model.check_endpoint,
+        health_timeout_s=model.health_timeout_s,
+        stop_argv=model.stop_argv,
+        unload_timeout_s=model.unload_timeout_s,
+    )
