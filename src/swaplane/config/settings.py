@@ -1,0 +1,93 @@
+"""The resolved configuration: what the rest of the gateway is told.
+
+Holds the outcome of `load`: macros are put in, ports given out, defaults applied. It decides nothing but how a
+name is looked up and which settings need a restart. Immutable: a reload replaces it whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from swaplane.config.problems import nearest
+from swaplane.core.plan import LanePlan, ModelPlan, Plan
+from swaplane.core.residency import Group, Residency
+from swaplane.core.score import ScoreRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ModelSettings:
+    """One local model."""
+
+    id: str
+    name: str = ""  #: for people; empty when none was given
+    description: str = ""  #: for people; empty when none was given
+    argv: tuple[str, ...]  #: the command, never empty
+    cmd: str  #: the same as one text, as `/running` shows it
+    stop_argv: tuple[str, ...] | None = None  #: run instead of SIGTERM; may hold the literal `${PID}`
+    env: tuple[str, ...] = ()  #: "K=V", added to the gateway's own environment; the last of a name counts
+    proxy: str  #: where the server answers, without a trailing slash
+    check_endpoint: str = "/health"  #: the path that answers 200 when it is ready, or "none"
+    health_timeout_s: float = 120.0  #: from the start of the command to ready
+    ttl_s: float | None = None  #: idle seconds after which it is unloaded; None: never
+    unload_timeout_s: float = 10.0  #: from the first signal to SIGKILL
+    aliases: tuple[str, ...] = ()  #: other names that requests may use
+    use_model_name: str = ""  #: the model name its server is sent; empty: the one requested
+    unlisted: bool = False  #: left out of `/v1/models`
+    metadata: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))  #: shown in `/v1/models`
+    lane: str = "gpu"  #: name of the lane whose place its jobs take
+    slots: int = 1  #: how many of its jobs may run side by side
+
+    def __repr__(self) -> str:
+        return f"<model {self.id} in lane {self.lane} with {self.slots} slots at {self.proxy}>"
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes if and only if a setting changed that its running server cannot take over."""
+        parts = (self.argv, self.env, self.proxy, self.check_endpoint, self.stop_argv, self.lane)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Settings:
+    """The whole configuration."""
+
+    path: str  #: of the file, for messages
+    models: Mapping[str, ModelSettings]  #: by id, in the order of ids
+    groups: tuple[Group, ...]
+    rules: ScoreRules
+    lanes: Mapping[str, LanePlan]  #: by name; every model's lane is in it
+    log_level: str  #: debug, info, warn or error
+    include_aliases_in_list: bool  #: whether `/v1/models` lists aliases too
+    ignore_paths: tuple[re.Pattern[str], ...]  #: a match anywhere in `/upstream/<model>/<path>` takes no place
+    warnings: tuple[str, ...]  #: one sentence each: what the file asks for and does not get
+    _by_alias: Mapping[str, ModelSettings] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_alias = {alias: model for model in self.models.values() for alias in model.aliases}
+        object.__setattr__(self, "_by_alias", MappingProxyType(by_alias))
+
+    def __repr__(self) -> str:
+        return f"<settings of {self.path}: {len(self.models)} models in {len(self.lanes)} lanes>"
+
+    def resolve(self, name: str) -> ModelSettings | None:
+        """The model of this id, else of this alias, exactly as written; None when there is none."""
+        return self.models.get(name) or self._by_alias.get(name)
+
+    def nearest(self, name: str, n: int = 3) -> list[str]:
+        """At most `n` ids and aliases of listed models that resemble `name`, best first."""
+        listed = [model for model in self.models.values() if not model.unlisted]
+        return nearest(name, [known for model in listed for known in (model.id, *model.aliases)], n)
+
+    def plan(self) -> Plan:
+        """What the dispatcher needs to know of it."""
+        models = {
+            model.id: ModelPlan(
+                id=model.id, lane=model.lane, slots=model.slots, ttl_s=model.ttl_s, fingerprint=model.fingerprint
+            )
+            for model in self.models.values()
+        }
+        return Plan(models=models, lanes=self.lanes, residency=Residency(self.groups), rules=self.rules)
