@@ -1,0 +1,126 @@
+"""The queue as a table for people: every job with each term of its score in a column of its own.
+
+Pure rendering of what `GET /api/queue` answers; it asks nothing and decides nothing. Readable at 80 columns
+and without colour: colour only repeats what a word says. Called by `swaplane queue` and by the demo.
+"""
+
+from __future__ import annotations
+
+from rich.console import JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
+from swaplane.wire import JobJson, LaneJson, QueueJson
+
+_STATE_STYLES = {"running": "bold green", "loading": "yellow"}
+_HEADINGS = ("#", "model", "member", "label", "base", "tier", "affin", "aging", "score", "waited", "state")
+_LABEL, _STATE = _HEADINGS.index("label"), _HEADINGS.index("state")
+#: Texts may be shortened where the width is short; numbers never are.
+_TEXTS = (_HEADINGS.index("model"), _HEADINGS.index("member"), _LABEL, _STATE)
+_SHORTEST_TEXT = 6
+
+
+def queue_table(queue: QueueJson, *, width: int | None = None) -> Table:
+    """One table per lane below each other, laid out for `width` columns (80 when absent).
+
+    Running jobs come first, then the waiting ones in the order in which they would go. The four terms (base,
+    tier, affinity, aging) add up to the score. Labels keep their end, which tells one shot from the next.
+    """
+    lanes = Table.grid()
+    lanes.add_column()
+    for lane in queue["lanes"]:
+        lanes.add_row(_lane_table(lane, width or 80))
+    return lanes
+
+
+def short_time(seconds: float) -> str:
+    """A duration in at most six characters: `4.2s`, `3m07s`, `2h05m`, `4d03h`."""
+    if seconds < 59.95:
+        return f"{max(seconds, 0.0):.1f}s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    minutes = whole // 60
+    if minutes < 48 * 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    hours = minutes // 60
+    return f"{hours // 24}d{hours % 24:02d}h"
+
+
+def _lane_table(lane: LaneJson, width: int) -> Table:
+    waiting = lane["waiting"]
+    more = lane["waiting_total"] - len(waiting)
+    table = Table(
+        title=_lane_title(lane),
+        title_justify="left",
+        caption=f"and {more} more waiting" if more > 0 else None,
+        caption_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    jobs = [*lane["running"], *waiting]
+    rows = [_cells(job) for job in jobs]
+    widths = _fit([max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)], width)
+    for index, heading in enumerate(_HEADINGS):
+        justify: JustifyMethod = "left" if index in _TEXTS else "right"
+        table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[index])
+    for job, cells in zip(jobs, rows, strict=True):
+        texts = [Text(cell) for cell in cells]
+        texts[_LABEL] = Text(_tail(cells[_LABEL], widths[_LABEL]))
+        texts[_STATE].stylize(_STATE_STYLES.get(job["state"], ""))
+        table.add_row(*texts)
+    return table
+
+
+def _cells(job: JobJson) -> tuple[str, ...]:
+    """What a row says, in the order of the headings, at full length."""
+    return (
+        "" if job["position"] is None else str(job["position"]),
+        job["model"],
+        job["member"],
+        job["label"],
+        str(job["base"]),
+        f"{job['tier_bonus']:+d}",
+        f"{job['affinity']:+.3g}",
+        _points(job["aging"], "+"),
+        _points(job["score"], ""),
+        short_time(job["waited_s"]),
+        # What a job waits for is worth more than the word "waiting".
+        job["reason"] if job["state"] == "waiting" and job["reason"] else job["state"],
+    )
+
+
+def _fit(widths: list[int], width: int) -> list[int]:
+    """Shorten the longest text, one character at a time, until the row fits into `width`."""
+    gaps = len(widths) - 1
+    while sum(widths) + gaps > width:
+        longest = max(_TEXTS, key=lambda index: widths[index])
+        if widths[longest] <= _SHORTEST_TEXT:
+            break
+        widths[longest] -= 1
+    return widths
+
+
+def _lane_title(lane: LaneJson) -> Text:
+    resident = ", ".join(lane["resident"]) or "no model"
+    title = Text(style="bold")
+    title.append(
+        f"lane {lane['name']}: {resident} resident, {len(lane['running'])} running, {lane['waiting_total']} waiting"
+    )
+    if lane["paused"]:
+        title.append(", paused", style="yellow")
+    return title
+
+
+def _points(value: float, sign: str) -> str:
+    """Points with two decimals, from a hundred on with one."""
+    return format(value, f"{sign}.{2 if abs(value) < 100 else 1}f")
+
+
+def _tail(label: str, width: int) -> str:
+    """The last part of a label that is too long, else its last characters: what tells one shot from the next."""
+    if len(label) <= width:
+        return label
+    last = label.rsplit(";", 1)[-1].strip()
+    return last if len(last) <= width else "…" + label[1 - width :]

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from swaplane.tables import queue_table, short_time
+from swaplane.wire import JobJson, LaneJson
+
+
+def job(**changes: Any) -> JobJson:
+    about = {
+        "id": "j1",
+        "model": "video",
+        "member": "filmmaker",
+        "label": "film=night-train; shot=3/12",
+        "priority": -100,
+        "band": "batch",
+        "base": -100,
+        "tier_bonus": 0,
+        "affinity": 10.0,
+        "aging": 0.21,
+        "score": -89.79,
+        "waited_s": 12.4,
+        "aging_s": 12.4,
+        "position": 1,
+        "state": "waiting",
+        "reason": "",
+        **changes,
+    }
+    return cast("JobJson", about)
+
+
+def lane(*, waiting: Sequence[JobJson] = (), more: int = 0, **changes: Any) -> LaneJson:
+    about = {"name": "gpu", "size": 1, "paused": False, "resident": [], "running": [], **changes}
+    return cast("LaneJson", {**about, "waiting": list(waiting), "waiting_total": len(waiting) + more})
+
+
+BUSY = lane(
+    resident=["video"],
+    running=[job(label="film=night-train; shot=1/12", state="running", position=None)],
+    waiting=[
+        job(model="smollm2", member="alice", label="", base=100, tier_bonus=2, affinity=0.0, aging=198.04,
+            score=300.04, waited_s=11884, state="loading"),
+        job(position=2, reason="your own earlier job runs"),
+        job(position=3, label="film=night-train; shot=12/12"),
+    ],
+    more=37,
+)  # fmt: skip
+
+
+def rendered(*lanes: LaneJson, width: int, colour: bool = False) -> str:
+    output = io.StringIO()
+    console = Console(
+        file=output,
+        width=width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        no_color=not colour,
+    )
+    console.print(queue_table({"lanes": list(lanes)}, width=width))
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+
+def test_at_80_columns_numbers_are_whole_and_texts_are_shortened() -> None:
+    assert rendered(BUSY, width=80) == (
+        """\
+lane gpu: video resident, 1 running, 40 waiting
+# model   member    label       base tier affin  aging  score waited state
+  video   filmmaker shot=1/12   -100   +0   +10  +0.21 -89.79  12.4s running
+1 smollm2 alice                  100   +2    +0 +198.0  300.0  3h18m loading
+2 video   filmmaker shot=3/12   -100   +0   +10  +0.21 -89.79  12.4s your own e…
+3 video   filmmaker shot=12/12  -100   +0   +10  +0.21 -89.79  12.4s waiting
+and 37 more waiting"""
+    )
+
+
+def test_a_wide_terminal_shows_whole_labels_and_reasons() -> None:
+    text = rendered(BUSY, width=130)
+    assert "film=night-train; shot=3/12" in text
+    assert "your own earlier job runs" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_no_line_is_longer_than_the_width(width: int) -> None:
+    long = job(model="m" * 60, member="n" * 60, label="x" * 200, reason="r" * 200, aging=123456.78, score=123356.78)
+    text = rendered(lane(waiting=[long]), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "+123456.8 123356.8" in text
+
+
+def test_a_label_that_is_cut_shows_its_end() -> None:
+    label = "x" * 50 + "the end"
+    assert "…" in rendered(lane(waiting=[job(label=label)]), width=80)
+    assert "the end" in rendered(lane(waiting=[job(label=label)]), width=80)
+
+
+def test_every_lane_is_shown_and_an_empty_one_says_so() -> None:
+    text = rendered(BUSY, lane(name="cpu", paused=True), width=80)
+    assert "lane cpu: no model resident, 0 running, 0 waiting, paused" in text
+    assert text.index("lane gpu") < text.index("lane cpu")
+
+
+def test_names_are_not_read_as_markup() -> None:
+    assert "[red]x" in rendered(lane(waiting=[job(member="[red]x", label="[/]")]), width=80)
+
+
+def test_colour_adds_nothing_to_the_words() -> None:
+    coloured = rendered(BUSY, width=80, colour=True)
+    assert "\x1b[" in coloured
+    plain = "\n".join(line.rstrip() for line in Text.from_ansi(coloured).plain.splitlines())
+    assert plain == rendered(BUSY, width=80)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-0.001, "0.0s"),
+        (4.25, "4.2s"),
+        (59.94, "59.9s"),
+        (59.96, "1m00s"),
+        (187, "3m07s"),
+        (3599.6, "1h00m"),
+        (11884, "3h18m"),
+        (172799, "47h59m"),
+        (172800, "2d00h"),
+    ],
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert short_time(seconds) == text
+    assert len(text) <= 6
