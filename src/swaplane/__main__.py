@@ -1,0 +1,5 @@
+"""`python -m swaplane`: the same as the `swaplane` command."""
+
+from swaplane.cli import main
+
+main()

@@ -1,0 +1,100 @@
+"""The command line's side of a running gateway's HTTP interface.
+
+Decides how a gateway is addressed and how its refusals and absences are put into one sentence. It prints
+nothing. Called by `cli`; imported only inside its commands, because the HTTP library takes a while to load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import cast
+from urllib.parse import quote
+
+import httpx2
+
+from swaplane.wire import QueueJson
+
+#: An answer of the management routes takes milliseconds; a gateway that is silent for longer is stuck.
+_TIMEOUT_S = 10.0
+
+
+class GatewayError(Exception):
+    """The gateway cannot be asked, or its answer is no answer; the text is one sentence for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancellation:
+    """What became of the wish to cancel one job."""
+
+    job_id: str
+    cancelled: bool
+    message: str  #: one clause for people
+
+
+class GatewayClient:
+    """A connection to one gateway. Every method raises GatewayError."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            self._http = httpx2.Client(base_url=self.url, trust_env=False, timeout=_TIMEOUT_S)
+        except httpx2.InvalidURL as error:
+            raise GatewayError(f"--url: `{url}` is not an address: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"<GatewayClient {self.url}>"
+
+    def __enter__(self) -> GatewayClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def queue(self) -> QueueJson:
+        """What `GET /api/queue` answers."""
+        response = self._ask("GET", "/api/queue")
+        if response.status_code != 200:
+            raise GatewayError(
+                f"{self.url} answers GET /api/queue with status {response.status_code}: {_message_of(response)}"
+            )
+        document = _json_of(response)
+        if not isinstance(document, dict) or not isinstance(document.get("lanes"), list):
+            raise GatewayError(f"{self.url} does not answer GET /api/queue as a Swaplane gateway does")
+        return cast("QueueJson", document)
+
+    def cancel(self, job_id: str) -> Cancellation:
+        """End one job, whether it waits or runs."""
+        response = self._ask("DELETE", f"/api/jobs/{quote(job_id, safe='')}")
+        if response.is_success:
+            return Cancellation(job_id=job_id, cancelled=True, message="cancelled")
+        return Cancellation(job_id=job_id, cancelled=False, message=f"not cancelled: {_message_of(response)}")
+
+    def _ask(self, method: str, path: str) -> httpx2.Response:
+        try:
+            return self._http.request(method, path)
+        except httpx2.UnsupportedProtocol:
+            raise GatewayError(f"--url: `{self.url}` is not an address such as http://127.0.0.1:8080") from None
+        except httpx2.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise GatewayError(
+                f"No gateway can be reached at {self.url} ({reason}): start one with `swaplane serve`, or give its "
+                "address with --url or SWAPLANE_URL."
+            ) from None
+
+
+def _json_of(response: httpx2.Response) -> object:
+    try:
+        return response.json()
+    except ValueError:
+        return None
+
+
+def _message_of(response: httpx2.Response) -> str:
+    """The sentence in the gateway's error envelope, or the status in words."""
+    document = _json_of(response)
+    error = document.get("error") if isinstance(document, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return str(message or response.reason_phrase or response.status_code)
