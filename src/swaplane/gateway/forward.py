@@ -1,0 +1,258 @@
+"""One job's passage: a request to its model's server, the answer to its client.
+
+Decides which headers cross the gateway, how a failure looks to the client, and which outcome the job has. It
+does not choose the server, wait for turns or read bodies. The gateway's app makes one `Forwarding` per job;
+`run` is its whole life. Bytes go from the server's socket to the client's inside one callback, without a task
+in between; each side's reading waits for the other side's writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from swaplane.core.outcomes import Outcome
+from swaplane.gateway.errors import error_json, error_response
+from swaplane.gateway.upstream import BodySource, Exchange, Framing, RawHeaders, UpstreamError, UpstreamPool
+from swaplane.gateway.wire import Wire
+
+_log = logging.getLogger(__name__)
+
+OUR_PREFIX = b"x-llamaswap-"  # requests' headers for the gateway alone
+
+#: what governs one connection and must not govern the next
+_HOP_BY_HOP = frozenset(
+    (
+        *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"proxy-authenticate"),
+        *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
+    )
+)
+_REQUEST_DROPS = _HOP_BY_HOP | {b"expect"}
+#: A Connection header cannot name these away: without them the message would be another one.
+_NOT_NAMEABLE = frozenset((b"host", b"content-length"))
+
+_ERROR_STATUS = {Outcome.STOPPED_RUNNING: 503, Outcome.GATEWAY_ERROR: 500}  # others: 502
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarded:
+    """How a passage ended."""
+
+    outcome: Outcome
+    status: int | None  #: what the client was answered with; None: nothing
+    bytes_out: int  #: of the body, passed on to the client
+    detail: str  #: for people: what went wrong; empty when nothing did
+
+
+class Forwarding:
+    """One job's passage.
+
+    `target` is path and query for the server, `headers` come from `upstream_headers`, `extra_headers` are
+    ours, appended to whatever head the client gets.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        pool: UpstreamPool,
+        *,
+        target: bytes,
+        headers: RawHeaders,
+        body: BodySource | None,
+        extra_headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        self._wire = wire
+        self._pool = pool
+        self._target = target
+        self._headers = headers
+        self._body = body
+        self._extra_headers = extra_headers
+        self._exchange: Exchange
+        self._task: asyncio.Task[object] | None = None  # the one in `run`, while the request is under way
+        self._ending: tuple[Outcome, str] | None = None  # decided before the answer was whole
+        self._status: int | None = None  # of the head the client got
+        self._event_stream = False  # whether one more event can be put into the body
+        self._bytes_out = 0
+
+    def __repr__(self) -> str:
+        state = self._ending[0].value if self._ending else "running" if self._task else "not running"
+        return f"Forwarding({self._wire!r}, {state}, status {self._status}, {self._bytes_out} bytes out)"
+
+    async def run(self) -> Forwarded:
+        """Forward the request, pass the answer on, return when there is nothing left to do.
+
+        Raises nothing for what client or server do. When the calling task is cancelled, the server's
+        connection is closed at once and the client gets a broken answer.
+        """
+        if self._ending is None and self._wire.departed:
+            self._ending = (Outcome.LEFT_WAITING, "the client left before its request was sent")
+        if self._ending is None:
+            await self._forward()
+        if self._ending is not None:
+            outcome, detail = self._ending
+            self._fail(outcome, detail)
+        else:
+            detail = ""
+            whole = Outcome.UPSTREAM_ERROR if (self._status or 0) >= 500 else Outcome.COMPLETED
+            outcome = Outcome.LEFT_RUNNING if self._wire.departed else whole
+            self._wire.finish()
+        return Forwarded(outcome=outcome, status=self._status, bytes_out=self._bytes_out, detail=detail)
+
+    def cut(self, outcome: Outcome, message: str) -> None:
+        """End it now, from outside: the server's connection is closed and the client gets `message` as an error.
+
+        The first ending counts; after `run` has returned this does nothing.
+        """
+        if self._ending is None:
+            self._ending = (outcome, message)
+            if self._task is not None:
+                self._task.cancel()
+
+    async def _forward(self) -> None:
+        wire, task = self._wire, asyncio.current_task()
+        wire.on_departure(self._client_left)
+        self._task = task
+        try:
+            await self._pool.request(
+                method=wire.method, target=self._target, headers=self._headers, body=self._body, sink=self
+            )
+        except UpstreamError as error:
+            self._ending = self._ending or (Outcome.UPSTREAM_BROKEN, str(error))
+        except asyncio.CancelledError:
+            ours = self._ending is not None and task is not None and task.uncancel() == 0
+            if not ours:
+                self._fail(Outcome.STOPPED_RUNNING, "the gateway ended the request")
+                raise
+        except Exception as error:
+            _log.exception("forwarding failed: %r", self)
+            self._ending = (Outcome.GATEWAY_ERROR, f"the gateway failed to forward the request: {error}")
+        finally:
+            self._task = None
+            wire.on_departure(None)
+            wire.on_writable(None)
+
+    def _client_left(self) -> None:
+        self.cut(Outcome.LEFT_RUNNING, "the client left")
+
+    # The answer, from the upstream connection's callbacks
+
+    def on_head(self, *, status: int, reason: bytes, headers: RawHeaders, framing: Framing, exchange: Exchange) -> None:
+        """Pass the head on."""
+        self._exchange = exchange
+        passed, is_event_stream = _downstream_headers(headers)
+        self._event_stream = is_event_stream and framing != "length"
+        passed += self._extra_headers
+        self._wire.start(status=status, reason=reason, headers=passed, framing=framing)
+        self._status = status
+
+    def on_data(self, data: bytes) -> None:
+        """Pass a piece of the body on; read no more while the client is behind."""
+        wire = self._wire
+        self._bytes_out += len(data)
+        wire.write(data)
+        if not wire.writable:
+            self._exchange.pause()
+            wire.on_writable(self._exchange.resume)
+
+    # Failures
+
+    def _fail(self, outcome: Outcome, message: str) -> None:
+        """Show the client that no whole answer will come."""
+        wire = self._wire
+        if wire.departed:
+            return
+        status = _ERROR_STATUS.get(outcome, 502)
+        if self._status is None:
+            accept = next((value for name, value in wire.raw_headers if name.lower() == b"accept"), b"")
+            headers, body = error_response(status, message, accept=accept, extra=self._extra_headers)
+            if outcome is Outcome.CANCELLED_RUNNING:
+                # Clients repeat a request after a 5xx: what was cancelled would be back in the queue at once.
+                headers.append((b"X-Should-Retry", b"false"))
+            self._status = status
+            wire.start(status=status, reason=HTTPStatus(status).phrase.encode(), headers=headers, framing="length")
+            wire.write(body)
+            wire.finish()
+        elif self._event_stream:
+            wire.abort(b"\n\ndata: " + error_json(status, message).encode() + b"\n\n")
+        else:
+            wire.abort()
+
+
+def upstream_headers(raw_headers: RawHeaders, *, client_host: str, body_length: int | None) -> RawHeaders:
+    """The request headers for the model's server, in the client's order and case.
+
+    Hop-by-hop headers, those named in Connection, Expect and the gateway's own are left out. Content-Length
+    becomes `body_length` (bytes; None: no body). `client_host` is appended to X-Forwarded-For.
+    """
+    drops = _drops(raw_headers, _REQUEST_DROPS)
+    forwarded_for = b", ".join(
+        [value for name, value in raw_headers if name.lower() == b"x-forwarded-for"] + [client_host.encode()]
+    )
+    length = None if body_length is None else b"%d" % body_length
+    passed: RawHeaders = []
+    seen = set()
+    for name, value in raw_headers:
+        lowered = name.lower()
+        if lowered in drops or lowered.startswith(OUR_PREFIX):
+            continue
+        if lowered == b"content-length":
+            if length is not None:
+                passed.append((name, length))
+                seen.add(lowered)
+        elif lowered == b"x-forwarded-for":
+            if lowered not in seen:
+                passed.append((name, forwarded_for))
+                seen.add(lowered)
+        else:
+            passed.append((name, value))
+    if length is not None and b"content-length" not in seen:
+        passed.append((b"Content-Length", length))
+    if b"x-forwarded-for" not in seen:
+        passed.append((b"X-Forwarded-For", forwarded_for))
+    return passed
+
+
+def tunnel_head(raw_headers: RawHeaders, *, target: bytes, client_host: str) -> bytes:
+    """The head with which a client's websocket upgrade is asked of the model's server.
+
+    `target` is path and query there, the server's base path included.
+    """
+    headers = upstream_headers(raw_headers, client_host=client_host, body_length=None)
+    headers += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
+    lines = [b"GET %b HTTP/1.1" % target, *(name + b": " + value for name, value in headers)]
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _downstream_headers(raw_headers: RawHeaders) -> tuple[RawHeaders, bool]:
+    """The response headers for the client, and whether the body is an uncompressed event stream."""
+    drops = _drops(raw_headers, _HOP_BY_HOP)
+    passed: RawHeaders = []
+    event_stream = compressed = buffering = False
+    for name, value in raw_headers:
+        lowered = name.lower()
+        if lowered in drops:
+            continue
+        passed.append((name, value))
+        if lowered == b"content-type":
+            event_stream = value.lower().startswith(b"text/event-stream")
+        elif lowered == b"content-encoding":
+            compressed = value.strip().lower() != b"identity"
+        elif lowered == b"x-accel-buffering":
+            buffering = True
+    if event_stream and not buffering:
+        passed.append((b"X-Accel-Buffering", b"no"))
+    return passed, event_stream and not compressed
+
+
+def _drops(raw_headers: RawHeaders, always: frozenset[bytes]) -> frozenset[bytes]:
+    """`always` plus the names that Connection headers list."""
+    named = {
+        token.strip().lower()
+        for name, value in raw_headers
+        if name.lower() == b"connection"
+        for token in value.split(b",")
+    }
+    return always | (named - _NOT_NAMEABLE) if named else always
