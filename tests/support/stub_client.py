@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import socket
@@ -75,3 +76,13 @@ def eventually(condition: Callable[[], object], what: str, within_s: float = 20.
     while not condition():
         assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
         time.sleep(0.02)
+
+
+async def until(condition: Callable[[], object], what: str, within_s: float = 30.0) -> None:
+    """The same from a coroutine, leaving the event loop free."""
+    try:
+        async with asyncio.timeout(within_s):
+            while not condition():  # noqa: ASYNC110 - it watches other processes, which set no event
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"not within {within_s} s: {what}") from None

@@ -1,0 +1,1 @@
+"""What people and tools see of a running gateway: logs, metrics, history."""

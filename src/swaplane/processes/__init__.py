@@ -1,0 +1,1 @@
+"""Model processes: starting them, knowing when they are ready, ending them whole."""
