@@ -69,8 +69,9 @@ class Dropped:
     """The job is over without having been run."""
 
     outcome: Outcome
-    detail: str
-    retry_after_s: float | None
+    waited_s: float  #: from its arrival to this moment
+    detail: str  #: for people; may be empty
+    retry_after_s: float | None  #: when trying again makes sense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,7 @@ class Runtime:
         self.dispatcher = Dispatcher(settings.plan())
         self.supervisor = Supervisor(self.post, logs)
         self.recent: OrderedDict[str, Ended] = OrderedDict()
+        self.stopped = asyncio.Event()  #: set at the end of `shut_down`; whatever streams without an end ends then
         self._inbox: deque[Event] = deque()
         self._draining = False
         self._tickets: dict[str, Ticket] = {}
@@ -182,6 +184,16 @@ class Runtime:
 
     # Models and lanes.
 
+    def is_ready(self, model: str) -> bool:
+        """Whether the model's server passed its health check and has not been told to stop."""
+        state = self.dispatcher.models.get(model)
+        return state is not None and state.phase is ModelPhase.READY
+
+    def proxy_of(self, model: str) -> str:
+        """The base URL of the model's running server, which may be older than the configuration."""
+        spec = self.supervisor.spec(model)
+        return self.settings.models[model].proxy if spec is None else spec.proxy
+
     async def unload(self, model: str) -> None:
         """Stop a model's server, cutting its running jobs; returns when nothing of it is left."""
         self.post(UnloadRequested(model=model))
@@ -196,6 +208,11 @@ class Runtime:
         self.settings = settings
         self.post(PlanChanged(plan=settings.plan()))
 
+    def stop_draining(self) -> None:
+        """Do not wait any longer for running jobs during a shutdown."""
+        if self._quiet is not None and not self._quiet.done():
+            self._quiet.set_result(None)
+
     async def shut_down(self, *, drain_s: float, stop_s: float) -> None:
         """End waiting jobs, let running ones finish for `drain_s`, stop all models within about `stop_s`."""
         self.post(ShutdownRequested())
@@ -207,6 +224,7 @@ class Runtime:
         await self.supervisor.close(stop_s)
         if self._wake is not None:
             self._wake[1].cancel()
+        self.stopped.set()
 
     # Events in, commands out.
 
@@ -225,8 +243,8 @@ class Runtime:
         finally:
             self._draining = False
         self._set_wake()
-        if self._quiet is not None and not self._quiet.done() and not self.dispatcher.grants():
-            self._quiet.set_result(None)
+        if not self.dispatcher.grants():
+            self.stop_draining()
 
     def _observe(self, event: Event) -> None:
         match event:
@@ -250,10 +268,13 @@ class Runtime:
                 self._run(command)
             case EndJob():
                 ticket = self._tickets[command.job_id]
-                self._close(ticket, command.outcome)
+                ended = self._close(ticket, command.outcome)
                 ticket.decide(
                     Dropped(
-                        outcome=command.outcome, detail=command.detail, retry_after_s=command.retry_after_s
+                        outcome=command.outcome,
+                        waited_s=ended.waited_s,
+                        detail=command.detail,
+                        retry_after_s=command.retry_after_s,
                     )
                 )
             case AbortJob():
@@ -269,9 +290,9 @@ class Runtime:
         ticket.sent_at = time.monotonic()
         waited_s = ticket.sent_at - ticket.job.submitted_at
         self.metrics.job_sent(ticket.lane, ticket.band, waited_s)
-        ticket.decide(Run(proxy=self.supervisor.spec(command.model).proxy, waited_s=waited_s))
+        ticket.decide(Run(proxy=self.proxy_of(command.model), waited_s=waited_s))
 
-    def _close(self, ticket: Ticket, outcome: Outcome) -> None:
+    def _close(self, ticket: Ticket, outcome: Outcome) -> Ended:
         """Record the one end of a job."""
         job = ticket.job
         del self._tickets[job.id]
@@ -299,6 +320,7 @@ class Runtime:
             waited_s=round(ended.waited_s, 3),
             run_s=None if ended.run_s is None else round(ended.run_s, 3),
         )
+        return ended
 
     def _set_wake(self) -> None:
         at = self.dispatcher.wakes_at

@@ -37,14 +37,14 @@ async def soon(condition: Callable[[], object], what: str) -> None:
 
 async def read_body(receive: Receive) -> bytes | None:
     """A request's whole body; None when the client left first."""
-    body = b""
+    body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
         body += message["body"]
         if not message["more_body"]:
-            return body
+            return bytes(body)
 
 
 class WireApp:

@@ -108,6 +108,15 @@ class UnknownModel(RequestRefused):
         self.name = name  #: as the client sent it
 
 
+class ModelNotLoaded(RequestRefused):
+    """A page's asset was asked of a model that is not resident; assets do not load models."""
+
+    status = 409
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"model {model} is not loaded; path matches upstream.ignorePaths")
+
+
 class DuplicateModel(RequestRefused):
     """The request names its model twice: two readers would understand two different requests."""
 

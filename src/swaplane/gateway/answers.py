@@ -1,0 +1,78 @@
+"""Answers the gateway gives itself on the data path: refusals, redirects, and why a job was not run."""
+
+from __future__ import annotations
+
+import http
+import math
+from collections.abc import Iterable
+
+from swaplane.core.outcomes import Outcome
+from swaplane.gateway.errors import RawHeaders, error_response
+from swaplane.gateway.front import Wire
+from swaplane.runtime import Dropped
+
+#: How an outcome of a job that was not run is told: (status, words before the detail, code of the envelope).
+#: Failures to start keep llama-swap's 500 and the beginning of its message, because clients look for them.
+_TOLD = {
+    Outcome.START_FAILED: (500, "unspecific error: ", None),
+    Outcome.UNLOADED_WAITING: (500, "unspecific error: ", None),
+    Outcome.MODEL_REMOVED: (404, "no router for requested model: ", None),
+    Outcome.CANCELLED_WAITING: (410, "cancelled by request while it waited", "cancelled"),
+    Outcome.REFUSED_BACKOFF: (503, "", "model_backoff"),
+    Outcome.REFUSED_STOPPING: (503, "", None),
+    Outcome.STOPPED_WAITING: (503, "", None),
+}
+
+
+def dropped_answer(dropped: Dropped, accept: bytes) -> tuple[int, RawHeaders, bytes]:
+    """(status, headers, body) that tell a client why its job was not run."""
+    status, words, code = _TOLD[dropped.outcome]
+    extra: RawHeaders = []
+    if dropped.retry_after_s is not None:
+        extra.append((b"Retry-After", b"%d" % math.ceil(dropped.retry_after_s)))
+    if status == http.HTTPStatus.GONE:
+        # The OpenAI and Anthropic clients repeat many failures by themselves; this header stops them.
+        extra.append((b"X-Should-Retry", b"false"))
+    headers, body = error_response(status, words + dropped.detail, accept=accept, code=code, extra=extra)
+    return status, headers, body
+
+
+#: What the client of a running job that is ended from outside is told.
+CUT_WORDS = {
+    Outcome.CANCELLED_RUNNING: "cancelled by request while it ran",
+    Outcome.UNLOADED_RUNNING: "model unloaded",
+    Outcome.STOPPED_RUNNING: "the gateway is shutting down",
+    Outcome.LEFT_RUNNING: "the client has left",
+}
+
+
+def method_not_allowed(wire: Wire, allow: Iterable[str]) -> None:
+    """Say which methods a path has, as llama-swap's router does."""
+    body = b"Method Not Allowed\n"
+    headers = [
+        (b"Allow", ", ".join(allow).encode("ascii")),
+        (b"Content-Type", b"text/plain; charset=utf-8"),
+        (b"X-Content-Type-Options", b"nosniff"),
+        (b"Content-Length", b"%d" % len(body)),
+    ]
+    send_answer(wire, 405, headers, body)
+
+
+def send_answer(wire: Wire, status: int, headers: RawHeaders, body: bytes) -> None:
+    """Answer whole; `headers` hold the Content-Length. A client that has left gets nothing."""
+    if wire.departed:
+        return
+    wire.start(status=status, reason=reason_of(status), headers=headers, framing="length")
+    wire.write(body)
+    wire.finish()
+
+
+def reason_of(status: int) -> bytes:
+    """The standard phrase of one of our own statuses."""
+    return http.HTTPStatus(status).phrase.encode("ascii")
+
+
+def redirect(wire: Wire, location: bytes) -> None:
+    """Send a client to the right spelling of a path: 301 for GET and HEAD, else 308, which keeps the method."""
+    status = 301 if wire.method in (b"GET", b"HEAD") else 308
+    send_answer(wire, status, [(b"Location", location), (b"Content-Length", b"0")], b"")

@@ -1,0 +1,141 @@
+"""One gateway from start to end: configuration, runtime, uvicorn, signals, reload and shutdown.
+
+SIGTERM and SIGINT end it in order: waiting jobs are told, running ones may finish, models stop. SIGHUP reads
+the configuration again; a broken file keeps the old one. Called by the command line; decides nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from types import FrameType
+
+import structlog
+import uvicorn
+import uvloop
+
+import swaplane
+from swaplane.config.load import ConfigError, load
+from swaplane.config.settings import Settings
+from swaplane.gateway.api import create_api
+from swaplane.gateway.app import Gateway
+from swaplane.gateway.front import FrontProtocol
+from swaplane.observe.log_output import configure_logging
+from swaplane.observe.logs import LogHub
+from swaplane.observe.metrics import Metrics
+from swaplane.runtime import Runtime
+
+log = structlog.get_logger("swaplane.gateway")
+
+DRAIN_S = 30.0  #: how long running jobs may finish after SIGTERM, as in llama-swap
+STOP_S = 10.0  #: how long models have to stop after that, before they are killed
+BACKLOG = 4096  #: connections the kernel holds while the loop is busy
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server with our end: jobs are told before connections are waited for."""
+
+    def __init__(self, config: uvicorn.Config, runtime: Runtime) -> None:
+        super().__init__(config)
+        self._runtime = runtime
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are set up in `_run`; uvicorn's own handling would end the process by the signal."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, end the jobs and the models, then what is left of the connections."""
+        for server in self.servers:
+            server.close()
+        await self._runtime.shut_down(drain_s=DRAIN_S, stop_s=STOP_S)
+        await super().shutdown(sockets)
+
+
+def serve(config_path: str, host: str, port: int) -> int:
+    """Run a gateway until it is told to stop; the exit code.
+
+    Raises ConfigError for a file that cannot be used and OSError when the address cannot be listened on.
+    """
+    settings = load(config_path, os.environ)
+    listener = _listen(host, port)
+    logs = LogHub()
+    configure_logging(logs, level=settings.log_level)
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(settings, listener, logs))
+    return 0
+
+
+async def _run(settings: Settings, listener: socket.socket, logs: LogHub) -> None:
+    runtime = Runtime(settings, logs=logs, metrics=Metrics())
+    gateway = Gateway(runtime, create_api(runtime, version=swaplane.__version__))
+    config = uvicorn.Config(
+        gateway,
+        http=FrontProtocol,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=2,
+    )
+    server = _Server(config, runtime)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop, server, number)
+    loop.add_signal_handler(signal.SIGHUP, _reload, runtime)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+    for warning in settings.warnings:
+        log.warning(warning)
+    address = "{}:{}".format(*listener.getsockname()[:2])
+    log.info("listening", url=f"http://{address}", models=len(settings.models), pid=os.getpid())
+    await server.serve(sockets=[listener])
+    log.info("shutdown complete")
+
+
+def _stop(server: uvicorn.Server, number: int, frame: FrameType | None = None) -> None:
+    log.info("stopping", signal=signal.Signals(number).name)
+    server.handle_exit(number, frame)
+
+
+def _reload(runtime: Runtime) -> None:
+    try:
+        settings = load(runtime.settings.path, os.environ)
+    except ConfigError as error:
+        for problem in error.problems:
+            log.error("the configuration stays as it was", problem=problem)
+        return
+    for warning in settings.warnings:
+        log.warning(warning)
+    runtime.reload(settings)
+    log.info("configuration reloaded", models=len(settings.models))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError naming the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from error
+    return listener
+
+
+def _raise_file_limit() -> None:
+    """Thousands of waiting connections need as many descriptors: take what the hard limit allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
