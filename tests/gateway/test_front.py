@@ -272,7 +272,7 @@ async def test_writable_follows_the_clients_buffer() -> None:
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async def answer(wire: Wire, body: bytes) -> None:
         if wire.target == b"/1":
-            await soon(lambda: False if not release.is_set() else True, "the release")
+            await release.wait()
         wire.start(status=200, reason=b"OK", headers=[], framing="close")
         wire.write(wire.target + body)
         wire.finish()
