@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from swaplane.cli_arguments import FlagNotAvailableError, is_loopback, listen_address, normalised
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("-config x", "--config x"),
+        ("-config=x", "--config=x"),
+        ("--config x", "--config x"),
+        ("-listen :8080 -config a=b", "--listen :8080 --config a=b"),
+        ("-version", "--version"),
+        ("-help", "--help"),
+        ("-h", "-h"),
+        ("-unknown", "-unknown"),
+        ("-", "-"),
+    ],
+)
+def test_serve_takes_flags_with_one_dash(given: str, read: str) -> None:
+    assert normalised(["serve", *given.split()]) == ["serve", *read.split()]
+
+
+def test_other_commands_are_left_alone() -> None:
+    assert normalised(["check", "-config", "x"]) == ["check", "-config", "x"]
+    assert normalised([]) == []
+
+
+@pytest.mark.parametrize("flag", ["-config-dir", "--config-dir=x", "-tls-cert-file", "-tls-key-file", "--watch-config"])
+def test_flags_that_are_not_there_yet_are_refused(flag: str) -> None:
+    with pytest.raises(FlagNotAvailableError, match=r"^-(config-dir|tls-.*|watch-config) is not available yet: .+\.$"):
+        normalised(["serve", flag])
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:8080", ("127.0.0.1", 8080)),
+        ("localhost:1", ("localhost", 1)),
+        (":8080", ("0.0.0.0", 8080)),
+        ("8000", ("127.0.0.1", 8000)),
+        ("0", ("127.0.0.1", 0)),
+        ("[::1]:8000", ("::1", 8000)),
+        ("[::]:65535", ("::", 65535)),
+    ],
+)
+def test_listen_addresses(text: str, address: tuple[str, int]) -> None:
+    assert listen_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":", "localhost", "localhost:", "h:65536", "h:-1", "h:٣", "h:000080", "::1", "::1:8000", "[x]:1", "[::1]"],
+)
+def test_other_listen_addresses_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="such as"):
+        listen_address(text)
+
+
+def test_which_hosts_are_this_machine_only() -> None:
+    assert [host for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost") if not is_loopback(host)] == []
+    assert [host for host in ("0.0.0.0", "::", "192.168.1.5", "gpu-box") if is_loopback(host)] == []

@@ -1,0 +1,139 @@
+"""`serve` with a real gateway and a real process as its model; `queue` and `cancel` against it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.cli.support import environment, swaplane
+from tests.support.stub_client import eventually, free_port, leftovers, stub_cmd
+
+STUB_ID = "cli-serve"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        f"""\
+startPort: {free_port()}
+models:
+  m:
+    cmd: {stub_cmd("${PORT}", "m")}
+    proxy: "http://127.0.0.1:${{PORT}}"
+    env: ["STUB_ID={STUB_ID}"]
+"""
+    )
+    return path
+
+
+@contextmanager
+def gateway(*words: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swaplane", "serve", *words],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+    eventually(lambda: not leftovers(STUB_ID), "no model is left behind")
+
+
+def ready(url: str) -> None:
+    with httpx2.Client(trust_env=False) as client:
+
+        def answers() -> bool:
+            try:
+                return client.get(f"{url}/health").status_code == 200
+            except httpx2.TransportError:
+                return False
+
+        eventually(answers, f"{url} answers")
+
+
+def test_a_gateway_from_start_to_end(config: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with gateway("-config", str(config), f"-listen={port}") as process, ThreadPoolExecutor(2) as pool:
+        ready(url)
+        with httpx2.Client(trust_env=False, timeout=60) as client:
+
+            def ask(member: str, seconds: float) -> httpx2.Response:
+                headers = {"X-LlamaSwap-Priority": "-98", "X-LlamaSwap-Member": member}
+                body = {"model": "m", "stub": {"dur": seconds}}
+                return client.post(f"{url}/v1/completions", json=body, headers=headers)
+
+            def queue() -> dict[str, list[str]]:
+                (lane,) = json.loads(swaplane("queue", "--json", "--url", url).stdout)["lanes"]
+                return {state: [job["id"] for job in lane[state]] for state in ("running", "waiting")}
+
+            first = pool.submit(ask, "alice", 60)
+            eventually(lambda: queue()["running"], "the first job has its place")
+            second = pool.submit(ask, "bob", 0)
+            eventually(lambda: queue()["waiting"], "the second job waits")
+
+            table = swaplane("queue", "--url", url)
+            assert (table.returncode, table.stderr) == (0, "")
+            assert "alice" in table.stdout
+            assert {"bob", "-100", "+2"} <= set(table.stdout.splitlines()[-1].split())
+
+            (running,), (waiting,) = queue().values()
+            done = swaplane("cancel", waiting, running, "nobody", "--url", url)
+            assert done.returncode == 1
+            assert done.stdout == f"{waiting}: cancelled\n{running}: cancelled\n"
+            assert done.stderr.startswith("nobody: not cancelled: ")
+            assert second.result(timeout=30).headers["X-LlamaSwap-Job"] == waiting
+            assert not first.result(timeout=30).is_success
+            eventually(lambda: not any(queue().values()), "the queue is empty")
+
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+
+def test_every_problem_of_a_bad_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("modles: {}\nttl: 3\n")
+    done = swaplane("serve", "-config", str(path))
+    assert (done.returncode, done.stdout) == (1, "")
+    problems = [line for line in done.stderr.splitlines() if line.startswith(str(path))]
+    assert len(problems) == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_one_sentence(config: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = swaplane("serve", "--config", str(config), "--listen", address)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert address in done.stderr
+    assert "Address already in use" in done.stderr
+    assert "--listen" in done.stderr
+
+
+def test_no_configuration_is_refused_in_llama_swaps_words() -> None:
+    done = swaplane("serve")
+    assert done.returncode == 1
+    assert done.stderr.startswith("at least one of -config or -config-dir must be provided")
+
+
+def test_it_says_who_can_reach_it(tmp_path: Path) -> None:
+    none = str(tmp_path / "none.yaml")
+    assert "this machine only" in swaplane("serve", "--config", none).stderr
+    assert "Everybody who can reach :8080" in swaplane("serve", "--config", none, "-listen", ":8080").stderr
+    assert len(swaplane("serve", "--config", none, "-listen", "[::1]:8080").stderr.splitlines()) == 1
