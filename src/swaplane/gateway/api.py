@@ -1,0 +1,243 @@
+"""The management API: everything over HTTP that is not a job.
+
+Decides the paths and how their answers look: llama-swap's operations routes as its clients know them, and our
+queue, jobs, lanes and metrics. It starts no model and dispatches nothing; what it changes goes through the
+runtime. The gateway passes it every request that leads to no model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+
+from swaplane.core.events import LanePaused, LaneResumed
+from swaplane.core.explain import job_view
+from swaplane.gateway.edge import Edge, not_routed
+from swaplane.gateway.errors import error_response, nearest_names
+from swaplane.gateway.log_stream import log_answer
+from swaplane.gateway.model_list import model_list, running_list
+from swaplane.gateway.queue_view import ended_json, job_json, queue_json
+from swaplane.observe.logs import RingLog
+from swaplane.observe.metrics import CONTENT_TYPE
+from swaplane.runtime import Runtime
+
+POSITIONS_COUNTED = 100  #: a job further back is told no position: each one costs a comparison of all who wait
+
+_INVALID_LOGGER = "invalid logger. Use 'proxy', 'upstream' or a model's ID"
+
+# JSON as Go writes it: these characters are escaped even where JSON allows them.
+_GO_ESCAPES = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
+
+_INDEX = """\
+Swaplane {version}: one GPU, many jobs, who goes next.
+
+/v1/...             OpenAI-compatible routes; name a model in the request
+/v1/models          the models
+/upstream/MODEL/    a model's own server
+/running            models that are loaded, and their state
+/api/queue          who runs, who waits, and why
+/api/jobs/ID        one job; DELETE cancels it
+/logs/stream        the gateway's log; /logs/stream/MODEL a model's
+/metrics            for Prometheus
+/openapi.json       this API
+"""
+
+Endpoint = Callable[..., Awaitable[Response]]
+
+
+def create_api(runtime: Runtime, *, version: str) -> FastAPI:
+    """The API's ASGI application. Settings are read at each request: a reload replaces them."""
+    app = FastAPI(title="Swaplane", version=version, docs_url=None, redoc_url=None, redirect_slashes=False)
+    for method, path, endpoint in _Api(runtime, version).routes():
+        app.add_api_route(path, endpoint, methods=[method])
+    for status in (404, 405):  # raised by the router alone: endpoints return their refusals
+        app.add_exception_handler(status, not_routed)
+    app.add_exception_handler(RequestValidationError, _not_valid)
+    app.add_exception_handler(Exception, _failed)
+    app.add_middleware(Edge)
+    return app
+
+
+class _Api:
+    """The endpoints, each a method that answers one route."""
+
+    def __init__(self, runtime: Runtime, version: str) -> None:
+        self._runtime = runtime
+        self._version = version
+
+    def routes(self) -> list[tuple[str, str, Endpoint]]:
+        """(method, path, endpoint); of two paths that match, the first counts."""
+        return [
+            ("GET", "/", self.index),
+            ("GET", "/health", self.health),
+            ("GET", "/wol-health", self.health),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/models", self.models),
+            ("GET", "/running", self.running),
+            ("GET", "/unload", self.unload_all_plain),
+            ("POST", "/api/models/unload", self.unload_all),
+            ("POST", "/api/models/unload/{model:path}", self.unload_one),
+            ("GET", "/logs", self.log_history),
+            ("GET", "/logs/stream", self.stream_proxy_log),
+            ("GET", "/logs/stream/{name:path}", self.stream_log),
+            ("GET", "/api/queue", self.queue),
+            ("GET", "/api/jobs/{job_id}", self.job),
+            ("DELETE", "/api/jobs/{job_id}", self.cancel),
+            ("POST", "/api/lanes/{lane}/pause", self.pause),
+            ("POST", "/api/lanes/{lane}/resume", self.resume),
+            ("GET", "/api/version", self.version),
+            ("GET", "/metrics", self.metrics),
+        ]
+
+    async def index(self) -> Response:
+        """What this is and where to look."""
+        return _text(_INDEX.format(version=self._version))
+
+    async def health(self) -> Response:
+        """That the gateway answers; says nothing about models."""
+        return _text("OK")
+
+    async def version(self) -> Response:
+        """The gateway's version."""
+        return _json({"build_date": "unknown", "commit": "unknown", "version": self._version})
+
+    async def metrics(self) -> Response:
+        """The numbers Prometheus scrapes."""
+        body = self._runtime.metrics.render(self._runtime.dispatcher, time.monotonic())
+        return Response(body, media_type=CONTENT_TYPE)
+
+    # Models.
+
+    async def models(self, request: Request) -> Response:
+        """The listed models, as OpenAI clients expect them."""
+        answer = _json(model_list(self._runtime, int(time.time())), end="\n")
+        if origin := request.headers.get("origin"):
+            answer.headers["Access-Control-Allow-Origin"] = origin
+        return answer
+
+    async def running(self) -> Response:
+        """The models whose servers are not stopped."""
+        return _json(running_list(self._runtime), end="\n")
+
+    async def unload_all_plain(self) -> Response:
+        """Stop every model; answers when all processes are gone."""
+        await self._unload_all()
+        return _text("OK")
+
+    async def unload_all(self) -> Response:
+        """Stop every model; answers when all processes are gone."""
+        await self._unload_all()
+        return _json({"msg": "ok"})
+
+    async def _unload_all(self) -> None:
+        alive = [model_id for model_id, state in self._runtime.dispatcher.models.items() if state.alive]
+        await asyncio.gather(*(self._runtime.unload(model_id) for model_id in alive))
+
+    async def unload_one(self, request: Request, model: str) -> Response:
+        """Stop one model, named by id or alias; answers when its process is gone, also if there was none."""
+        found = self._runtime.settings.resolve(model)
+        if found is None:
+            return _error(request, 404, "model not found")
+        await self._runtime.unload(found.id)
+        return _text("OK")
+
+    # Logs.
+
+    async def log_history(self) -> Response:
+        """The last lines of the gateway's own log."""
+        return Response(self._runtime.logs.proxy.history(), media_type="text/plain")
+
+    async def stream_proxy_log(self, request: Request) -> Response:
+        """The gateway's own log, followed without an end; `?no-history` leaves out what was written before."""
+        return self._follow(request, self._runtime.logs.proxy)
+
+    async def stream_log(self, request: Request, name: str) -> Response:
+        """One log, followed without an end: `proxy`, `upstream` (all models) or a model by id or alias."""
+        logs = self._runtime.logs
+        model = self._runtime.settings.resolve(name)
+        log = logs.get(name) or (logs.model(model.id) if model is not None else None)
+        if log is None:
+            return _error(request, 400, _INVALID_LOGGER)
+        return self._follow(request, log)
+
+    def _follow(self, request: Request, log: RingLog) -> Response:
+        history = "no-history" not in request.query_params
+        return log_answer(log, history=history, stopped=self._runtime.stopped)
+
+    # Jobs and lanes.
+
+    async def queue(self, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
+        """Every lane with its running jobs and the first `limit` waiting ones, in the order of dispatch."""
+        return _json(queue_json(self._runtime.dispatcher, time.monotonic(), limit=limit))
+
+    async def job(self, request: Request, job_id: str) -> Response:
+        """One job that waits or runs, or how it ended."""
+        if ended := self._runtime.recent.get(job_id):
+            return _json(ended_json(ended))
+        view = job_view(self._runtime.dispatcher, job_id, time.monotonic(), limit=POSITIONS_COUNTED)
+        return _unknown_job(request, job_id) if view is None else _json(job_json(view))
+
+    async def cancel(self, request: Request, job_id: str) -> Response:
+        """End a job, whether it waits or runs."""
+        if self._runtime.cancel(job_id):
+            return _json({"msg": "ok", "id": job_id})
+        if ended := self._runtime.recent.get(job_id):
+            return _error(request, 409, f"job `{job_id}` cannot be cancelled: it has ended as {ended.outcome}")
+        return _unknown_job(request, job_id)
+
+    async def pause(self, request: Request, lane: str) -> Response:
+        """Start nothing new in a lane; what runs ends normally."""
+        return self._set_paused(request, lane, LanePaused(lane=lane))
+
+    async def resume(self, request: Request, lane: str) -> Response:
+        """Let a paused lane take jobs again."""
+        return self._set_paused(request, lane, LaneResumed(lane=lane))
+
+    def _set_paused(self, request: Request, lane: str, event: LanePaused | LaneResumed) -> Response:
+        lanes = self._runtime.dispatcher.lanes
+        if lane not in lanes:
+            names = nearest_names(lane, lanes) or sorted(lanes)
+            return _error(request, 404, f"no lane `{lane}`; there is " + " and ".join(f"`{name}`" for name in names))
+        self._runtime.post(event)
+        return _json({"lane": lane, "paused": lanes[lane].paused})
+
+
+async def _not_valid(request: Request, error: Exception) -> Response:
+    """A parameter is not what it should be."""
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
+    first = error.errors()[0]
+    where, name = first["loc"][0], first["loc"][-1]
+    wanted = str(first["msg"]).removeprefix("Input ")
+    return _error(request, 400, f"{where} parameter `{name}` {wanted}, and is `{str(first['input'])[:100]}`")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A fault of the gateway; Starlette hands it on to the server's log."""
+    return _error(request, 500, "the gateway failed on this request; its log says why")
+
+
+def _unknown_job(request: Request, job_id: str) -> Response:
+    return _error(request, 404, f"no job `{job_id[:100]}` is known: it never arrived here, or it ended long ago")
+
+
+def _text(text: str) -> Response:
+    return Response(text, media_type="text/plain; charset=utf-8")
+
+
+def _json(value: Any, *, end: str = "") -> Response:
+    # `default`: a model's metadata may hold what YAML knows and JSON does not, such as a date.
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).translate(_GO_ESCAPES)
+    return Response((text + end).encode("utf-8", "replace"), media_type="application/json")
+
+
+def _error(request: Request, status: int, message: str) -> Response:
+    headers, body = error_response(status, message, accept=request.headers.get("accept", "").encode("latin-1"))
+    answer = Response(body, status)
+    answer.raw_headers = [(name.lower(), value) for name, value in headers]
+    return answer
