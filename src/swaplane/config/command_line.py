@@ -16,7 +16,7 @@ def split(command: str) -> tuple[str, ...]:
     r"""The arguments; empty when there is nothing to run.
 
     A line that ends in `\` is joined to the next. Single quotes are literal; in double quotes a backslash
-    escapes only `"`, `\`, `$`, a backtick and a line break; outside it escapes any character. Quotes may span
+    escapes only `"`, `\`, `$` and a backtick; outside it escapes any character. Quotes may span
     lines, may touch other text, and may be left open: the rest is then the argument.
     """
     lines = []
@@ -27,6 +27,7 @@ def split(command: str) -> tuple[str, ...]:
 
 
 def _words(text: str) -> tuple[str, ...]:
+    """The arguments of a text in which no line ends in a backslash: such lines are joined already."""
     words: list[str] = []
     word: str | None = None  # None between words: an empty quoted word is a word too
     quote = ""
@@ -37,15 +38,13 @@ def _words(text: str) -> tuple[str, ...]:
                 quote = ""
             elif char == "\\" and quote == '"':
                 escaped = next(chars, "")
-                word = (word or "") + _escaped_in_quotes(escaped)
+                word = (word or "") + (escaped if escaped in '"\\$`' else f"\\{escaped}")
             else:
                 word = (word or "") + char
         elif char in "'\"":
             quote, word = char, word or ""
         elif char == "\\":
-            escaped = next(chars, "")
-            if escaped not in {"", "\n"}:
-                word = (word or "") + escaped
+            word = (word or "") + next(chars, "")
         elif char in " \t\n":
             if word is not None:
                 words.append(word)
@@ -55,9 +54,3 @@ def _words(text: str) -> tuple[str, ...]:
     if word is not None:
         words.append(word)
     return tuple(words)
-
-
-def _escaped_in_quotes(char: str) -> str:
-    if char == "\n":
-        return ""
-    return char if char in '"\\$`' else f"\\{char}"

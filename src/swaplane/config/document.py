@@ -41,7 +41,7 @@ class Source:
     """
 
     def __init__(self, text: str, environ: Mapping[str, str]) -> None:
-        self.faults: list[tuple[str, Place]] = []  #: (sentence, place) by number of the marker
+        self.faults: list[tuple[str, str, Place]] = []  #: (reference, sentence, place) by number of the marker
         self._moved: dict[int, list[tuple[int, int, int, int]]] = {}  #: by line: columns (from, to, was from, was to)
         lines = [self._substituted(number, line, environ) for number, line in enumerate(text.split("\n"))]
         self.text = "\n".join(lines)
@@ -66,7 +66,7 @@ class Source:
             fault = f"environment variable '{name}' contains a line break or a NUL character"
         else:
             return value.replace("\\", "\\\\").replace('"', '\\"')
-        self.faults.append((fault, place))
+        self.faults.append((f"${{env.{name}}}", fault, place))
         return f"swaplane-env-fault-{len(self.faults) - 1}-"
 
     def place(self, line: int, column: int) -> Place:
@@ -106,7 +106,7 @@ def read(text: str, *, file: str, environ: Mapping[str, str]) -> tuple[dict[str,
         before = source.text[: error.position]
         place = source.place(before.count("\n"), len(before) - before.rfind("\n") - 1)
         problems.add_at(place, (), f"this is not valid YAML: the character #x{error.character:04x} is not allowed")
-    except (YAMLError, ValueError) as error:
+    except YAMLError as error:
         problems.add_at(Place(1, 1), (), f"this is not valid YAML: {error}")
     except RecursionError:
         problems.add_at(Place(1, 1), (), "this is nested too deeply")
@@ -186,23 +186,33 @@ class _Builder:
                 return text
             case "null":
                 return None
-            case "bool":
-                return bool(self._constructor.construct_yaml_bool(node))
-            case "int":
-                whole = WrittenInt(self._constructor.construct_yaml_int(node))
-                whole.text = text
-                return whole
-            case "float":
-                number = WrittenFloat(self._constructor.construct_yaml_float(node))
-                number.text = text
-                return number
+            case "bool" | "int" | "float" as kind:
+                try:
+                    return self._number_or_switch(node, kind)
+                except (ValueError, KeyError):
+                    return text  # `0x_` only looks like a number, `!!bool maybe` like a switch
         self._problems.add(path, f"the tag `{node.tag}` is not known here", place=self._place(node))
         return None
 
+    def _number_or_switch(self, node: ScalarNode, kind: str) -> object:
+        if kind == "bool":
+            return bool(self._constructor.construct_yaml_bool(node))
+        number: WrittenInt | WrittenFloat
+        if kind == "int":
+            number = WrittenInt(self._constructor.construct_yaml_int(node))
+        else:
+            number = WrittenFloat(self._constructor.construct_yaml_float(node))
+        number.text = node.value
+        return number
+
     def _check_fault(self, text: str, path: Path) -> None:
         for match in _FAULT.finditer(text):
-            sentence, place = self._source.faults[int(match[1])]
-            self._problems.add(path, sentence, place=place)
+            _, sentence, place = self._source.faults[int(match[1])]
+            written = tuple(self._as_written(part) if isinstance(part, str) else part for part in path)
+            self._problems.add_at(place, written, sentence)
+
+    def _as_written(self, text: str) -> str:
+        return _FAULT.sub(lambda match: self._source.faults[int(match[1])][0], text)
 
     def _place(self, node: Node) -> Place:
         return self._source.place(node.start_mark.line, node.start_mark.column)

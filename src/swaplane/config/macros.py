@@ -15,7 +15,12 @@ from swaplane.config.problems import Path, Problems
 
 Scalar = str | int | float | bool
 
-RESERVED = ("PORT", "PID", "MODEL_ID")
+#: Macros that are not declared, and where they are known.
+RESERVED = {
+    "PORT": "it is known only to models whose cmd contains it",
+    "PID": "it is known only in cmdStop",
+    "MODEL_ID": "it is known only to models",
+}
 _NAME = re.compile(r"[a-zA-Z0-9_-]+")
 _REFERENCE = re.compile(r"\$\{([a-zA-Z0-9_-]+)\}")
 _LONGEST = 63
@@ -128,5 +133,7 @@ def refuse(
         problems.explain(path)
     elif name in names:
         problems.add(path, f"{sentence}; a macro may use only macros that are declared before it")
+    elif name in RESERVED:
+        problems.add(path, f"{sentence}; {RESERVED[name]}")
     else:
         problems.add(path, sentence, near=(name, (*names, *RESERVED)))

@@ -73,7 +73,9 @@ class ModelReader:
         for key in sorted(body, key=lambda key: key != "cmd"):
             if key == "proxy" and uses_port:
                 self._refuse_port(model_id, body)
-            for inner, name in macros.left_over(body[key], (*path, key)):
+            # What is no text although it must be is reported as that, not for what is inside it.
+            value = _text(body, key) if key in _FOUND_IN else body[key]
+            for inner, name in macros.left_over(value, (*path, key)):
                 if key == "cmdStop" and name == "PID":
                     continue
                 field = ".".join(str(part) for part in inner[2:])
@@ -106,8 +108,11 @@ class ModelReader:
         if entry.lane not in self._lanes:
             sentence = f"model {model_id}: there is no lane `{entry.lane}` under scheduling.lanes"
             self._problems.add((*path, "lane"), sentence, near=(entry.lane, self._lanes))
+        for key, command in (("cmd", entry.cmd), ("cmdStop", entry.cmd_stop)):
+            if "\0" in command:
+                self._problems.add((*path, key), "no program can be given a NUL character")
         for index, assignment in enumerate(entry.env):
-            if assignment.find("=") < 1:
+            if assignment.find("=") < 1 or "\0" in assignment:
                 self._problems.add((*path, "env", index), f'must be NAME=VALUE, not "{assignment}"')
         try:
             address(entry.proxy)
@@ -142,12 +147,13 @@ def _prepared(raw: Mapping[str, object]) -> dict[str, object]:
 
     A comment line may name macros that do not exist.
     """
-    body = {key: value for key, value in raw.items() if key != "macros" and value is not None}
+    body = {key: value for key, value in raw.items() if key != "macros"}
     for key in ("cmd", "cmdStop"):
         value = body.get(key)
         if isinstance(value, str):
             body[key] = command_line.without_comments(value)
-    body.setdefault("proxy", ModelEntry.model_fields["proxy"].default)
+    if body.get("proxy") is None:
+        body["proxy"] = ModelEntry.model_fields["proxy"].default
     return body
 
 

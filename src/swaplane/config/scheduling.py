@@ -83,7 +83,8 @@ def _bands(entry: SchedulingEntry, problems: Problems) -> tuple[Band, ...]:
             continue
     bands = [Band(name=name, value=value) for name, value in entry.bands.items()]
     if not bands:
-        problems.add(where, "at least one band is needed")
+        if not problems.within(where):
+            problems.add(where, "at least one band is needed")
         return ScoreRules().bands
     return tuple(sorted(bands, key=lambda band: band.value))
 

@@ -82,10 +82,11 @@ class Section(BaseModel):
             return {}
         if not isinstance(value, dict):
             return value
-        return {key: inner for key, inner in value.items() if inner is not None and key not in cls.not_yet}
+        absent = {key for key in cls.known_keys() if value.get(key) is None}
+        return {key: inner for key, inner in value.items() if key not in absent and key not in cls.not_yet}
 
     @classmethod
-    def keys(cls) -> dict[str, Any]:
+    def known_keys(cls) -> dict[str, Any]:
         """Every key that may be written, with the type of its value (Any for those not acted on)."""
         fields = {info.alias or name: info.annotation for name, info in cls.model_fields.items()}
         return fields | dict.fromkeys(cls.not_yet, Any)
@@ -294,9 +295,9 @@ def _known_beside(kind: type[Section], loc: tuple[str | int, ...]) -> list[str]:
     """The keys that may stand where `loc` ends."""
     here: Any = kind
     for part in loc[:-1]:
-        inside = here.keys()[str(part)] if _is_section(here) else typing.get_args(here)[-1]
+        inside = here.known_keys()[str(part)] if _is_section(here) else typing.get_args(here)[-1]
         here = typing.get_args(inside)[0] if isinstance(inside, UnionType) else inside
-    return list(here.keys()) if _is_section(here) else []
+    return list(here.known_keys()) if _is_section(here) else []
 
 
 def _is_section(kind: Any) -> bool:
