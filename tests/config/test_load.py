@@ -88,7 +88,17 @@ def test_log_level(written: str, level: str) -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    ["", "{}", "{cmd: }", "{cmd: ''}", "{cmd: '  '}", '{cmd: "# nothing"}', '{cmd: "\\n # a\\n\\t# b"}', "{ttl: 3}"],
+    [
+        "",
+        "{}",
+        "{cmd: }",
+        "{cmd: ''}",
+        "{cmd: '  '}",
+        "{cmd: '\"\" x'}",
+        '{cmd: "# nothing"}',
+        '{cmd: "\\n # a\\n\\t# b"}',
+        "{ttl: 3}",
+    ],
 )
 def test_a_model_with_nothing_to_run_is_refused_by_name(entry: str) -> None:
     (found,) = problems(f"models:\n  good: {{cmd: 'run ${{PORT}}'}}\n  bad: {entry}")

@@ -100,7 +100,7 @@ class ModelReader:
         argv = command_line.split(entry.cmd)
         if not model_id:
             self._problems.add(path, "a model needs a name", at_key=True)
-        if not argv:
+        if not argv or not argv[0]:
             sentence = f"model {model_id}: empty command: `cmd` must name the program to run"
             self._problems.add((*path, "cmd"), sentence, at_key=True)
         if entry.ttl < 0 and entry.ttl != -1:
