@@ -22,9 +22,9 @@ from swaplane import __version__
 from swaplane.cli_arguments import (
     DEFAULT_LISTEN,
     FlagNotAvailableError,
-    is_loopback,
     listen_address,
     normalised,
+    who_can_reach,
 )
 
 if TYPE_CHECKING:
@@ -103,16 +103,8 @@ def serve(
     from swaplane.config.problems import ConfigError
     from swaplane.gateway.server import serve as run_gateway
 
-    if not is_loopback(host):
-        typer.echo(
-            f"Everybody who can reach {listen} may use, unload and cancel everything: there are no API keys yet.",
-            err=True,
-        )
-    elif listen == DEFAULT_LISTEN:
-        typer.echo(
-            f"{listen} can be reached from this machine only; llama-swap's default is all interfaces (--listen :8080).",
-            err=True,
-        )
+    if note := who_can_reach(listen, host):
+        typer.echo(note, err=True)
     try:
         code = run_gateway(str(config), host, port)
     except ConfigError as error:

@@ -72,8 +72,18 @@ def listen_address(text: str) -> tuple[str, int]:
     return host, port
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to a server that listens on `host`."""
+def who_can_reach(listen: str, host: str) -> str:
+    """One sentence for whoever starts a gateway there; empty where an address of this machine was chosen."""
+    if not _is_loopback(host):
+        return f"Everybody who can reach {listen} may use, unload and cancel everything: there are no API keys yet."
+    if listen == DEFAULT_LISTEN:
+        return (
+            f"{listen} can be reached from this machine only; llama-swap's default is all interfaces (--listen :8080)."
+        )
+    return ""
+
+
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swaplane.cli_arguments import FlagNotAvailableError, is_loopback, listen_address, normalised
+from swaplane.cli_arguments import DEFAULT_LISTEN, FlagNotAvailableError, listen_address, normalised, who_can_reach
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,15 @@ def test_other_listen_addresses_are_refused_with_an_example(text: str) -> None:
         listen_address(text)
 
 
-def test_which_hosts_are_this_machine_only() -> None:
-    assert [host for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost") if not is_loopback(host)] == []
-    assert [host for host in ("0.0.0.0", "::", "192.168.1.5", "gpu-box") if is_loopback(host)] == []
+@pytest.mark.parametrize("listen", ["8000", "127.1.2.3:1", "[::1]:8080", "localhost:8080"])
+def test_an_address_of_this_machine_needs_no_note(listen: str) -> None:
+    assert who_can_reach(listen, listen_address(listen)[0]) == ""
+
+
+@pytest.mark.parametrize("listen", [":8080", "0.0.0.0:8080", "[::]:8080", "192.168.1.5:80", "gpu-box:80"])
+def test_any_other_address_is_warned_of(listen: str) -> None:
+    assert f"Everybody who can reach {listen} may" in who_can_reach(listen, listen_address(listen)[0])
+
+
+def test_the_default_says_how_it_differs_from_llama_swaps() -> None:
+    assert "this machine only" in who_can_reach(DEFAULT_LISTEN, "127.0.0.1")

@@ -80,7 +80,7 @@ def test_a_gateway_from_start_to_end(config: Path) -> None:
                 return client.post(f"{url}/v1/completions", json=body, headers=headers)
 
             def queue() -> dict[str, list[str]]:
-                (lane,) = json.loads(swaplane("queue", "--json", "--url", url).stdout)["lanes"]
+                (lane,) = client.get(f"{url}/api/queue").json()["lanes"]
                 return {state: [job["id"] for job in lane[state]] for state in ("running", "waiting")}
 
             first = pool.submit(ask, "alice", 60)
@@ -88,6 +88,9 @@ def test_a_gateway_from_start_to_end(config: Path) -> None:
             second = pool.submit(ask, "bob", 0)
             eventually(lambda: queue()["waiting"], "the second job waits")
 
+            assert [lane["name"] for lane in json.loads(swaplane("queue", "--json", "--url", url).stdout)["lanes"]] == [
+                "gpu"
+            ]
             table = swaplane("queue", "--url", url)
             assert (table.returncode, table.stderr) == (0, "")
             assert "alice" in table.stdout
@@ -111,9 +114,9 @@ def test_every_problem_of_a_bad_file_is_told(tmp_path: Path) -> None:
     path.write_text("modles: {}\nttl: 3\n")
     done = swaplane("serve", "-config", str(path))
     assert (done.returncode, done.stdout) == (1, "")
-    problems = [line for line in done.stderr.splitlines() if line.startswith(str(path))]
-    assert len(problems) == 2
-    assert "Traceback" not in done.stderr
+    note, *problems = done.stderr.splitlines()
+    assert "this machine only" in note
+    assert [problem.split(":")[0] for problem in problems] == [str(path)] * 2
 
 
 def test_a_taken_port_is_one_sentence(config: Path) -> None:
@@ -130,10 +133,3 @@ def test_no_configuration_is_refused_in_llama_swaps_words() -> None:
     done = swaplane("serve")
     assert done.returncode == 1
     assert done.stderr.startswith("at least one of -config or -config-dir must be provided")
-
-
-def test_it_says_who_can_reach_it(tmp_path: Path) -> None:
-    none = str(tmp_path / "none.yaml")
-    assert "this machine only" in swaplane("serve", "--config", none).stderr
-    assert "Everybody who can reach :8080" in swaplane("serve", "--config", none, "-listen", ":8080").stderr
-    assert len(swaplane("serve", "--config", none, "-listen", "[::1]:8080").stderr.splitlines()) == 1
