@@ -88,7 +88,7 @@ class ModelReader:
 
     def _refuse_port(self, model_id: str, body: Mapping[str, object]) -> None:
         path = ("models", model_id, "proxy")
-        if self._problems.explained(("models", model_id, "cmd")) or not command_line.split(_text(body, "cmd")):
+        if self._problems.explained(("models", model_id, "cmd")) or not any(command_line.split(_text(body, "cmd"))[:1]):
             self._problems.explain(path)
             return
         sentence = f"model {model_id}: proxy uses {_PORT} but cmd does not - {_PORT} is only available when used in cmd"
@@ -100,7 +100,7 @@ class ModelReader:
         argv = command_line.split(entry.cmd)
         if not model_id:
             self._problems.add(path, "a model needs a name", at_key=True)
-        if not argv or not argv[0]:
+        if not any(argv[:1]):
             sentence = f"model {model_id}: empty command: `cmd` must name the program to run"
             self._problems.add((*path, "cmd"), sentence, at_key=True)
         if entry.ttl < 0 and entry.ttl != -1:
