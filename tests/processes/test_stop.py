@@ -61,8 +61,11 @@ async def test_stop_during_the_start(world: World) -> None:
     world.supervisor.start(world.spec("--boot", "1000"))
     await world.entry("boot")
     world.supervisor.stop("mA", StopCause.ABANDONED)
+    assert world.supervisor.states() == {"mA": "stopping"}
+    world.supervisor.start(world.spec())  # wanted again before it is gone
     await world.event(ModelStopped)
-    assert world.left() == []
+    await world.event(ModelReady)
+    assert [entry["ev"] for entry in world.journal()] == ["boot", "sigterm", "exit", "boot", "ready"]
 
 
 async def test_stop_right_after_start(world: World) -> None:

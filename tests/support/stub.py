@@ -39,7 +39,7 @@ import sys
 import time
 import zlib
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 from urllib.parse import parse_qs, urlsplit
 
 HIGH_WATER = 256 * 1024  # bytes held unread before the socket is paused
@@ -214,29 +214,29 @@ class Stub:
         self.is_ready = False
         self.journal = os.open(os.environ["STUB_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.requests = 0
+        self.server: asyncio.Server | None = None
 
     def note(self, ev: str, **fields: Any) -> None:
         entry = {"t": time.monotonic(), "ev": ev, "name": self.flags.name, "pid": os.getpid(), **fields}
         os.write(self.journal, json.dumps(entry).encode() + b"\n")
 
-    def exit(self, code: int, why: str) -> None:
+    def exit(self, code: int, why: str) -> NoReturn:
         self.note("exit", code=code, why=why)
         os._exit(code)
 
     async def run(self) -> None:
         fate = self._fate()
-        self.note("boot", port=self.flags.port, ppid=os.getppid(), stub_id=os.environ.get("STUB_ID"), fate=fate)
         loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        self.note("boot", port=self.flags.port, ppid=os.getppid(), stub_id=os.environ.get("STUB_ID"), fate=fate)
         try:
-            server = await loop.create_server(
+            self.server = await loop.create_server(
                 lambda: Connection(self), self.flags.host, self.flags.port, backlog=16384, reuse_address=True
             )
         except OSError as error:
             print(f"stub {self.flags.name}: cannot listen: {error}", file=sys.stderr, flush=True)
             self.exit(98, "port")
-            return
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number, server)
         print(f"stub {self.flags.name}: listening on {self.flags.port}", flush=True)
         if self.flags.exit_after is not None:
             loop.call_later(self.flags.exit_after, self.exit, self.flags.exit_code or 0, "exit_after")
@@ -258,13 +258,14 @@ class Stub:
         path.write_text(" ".join(rest))
         return first
 
-    def _signalled(self, number: int, server: asyncio.Server) -> None:
+    def _signalled(self, number: int) -> None:
         self.note("sigterm" if number == signal.SIGTERM else "sigint")
         if self.flags.term == "ignore":
             return
         if not self.flags.linger:
             self.exit(self.flags.exit_code or 0, "signal")
-        server.close()
+        if self.server is not None:
+            self.server.close()
         asyncio.get_running_loop().call_later(self.flags.linger, self.exit, self.flags.exit_code or 0, "signal")
 
     async def spam(self, count: int) -> None:

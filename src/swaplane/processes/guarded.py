@@ -17,9 +17,9 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import swaplane
-from swaplane.observe.logs import RingLog
 from swaplane.processes import kill_tree
 
 #: Appended to the path, not put first: the standard library must win over what lies beside the package.
@@ -28,6 +28,23 @@ _ROOT = str(Path(swaplane.__file__).parents[1])
 _READ_BYTES = 64 * 1024
 _MARK = "SWAPLANE_PROCESS"
 _STUCK_GUARD_S = 5.0
+
+
+class OutputLog(Protocol):
+    """Where a command's output goes; none of its methods may block."""
+
+    @property
+    def written_bytes(self) -> int:
+        """A position in what was ever written."""
+
+    def write(self, data: bytes) -> None:
+        """Take some output as it comes."""
+
+    def end_line(self) -> None:
+        """End an unfinished last line."""
+
+    def tail_lines(self, count: int, *, since: int = 0) -> list[str]:
+        """The last lines written after a position."""
 
 
 class CommandError(Exception):
@@ -43,7 +60,7 @@ class Guarded:
         link: socket.socket,
         output: int,
         *,
-        log: RingLog,
+        log: OutputLog,
         mark: str,
         on_end: Callable[[], None],
     ) -> None:
@@ -75,7 +92,7 @@ class Guarded:
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
-        log: RingLog,
+        log: OutputLog,
         name: str,
         on_end: Callable[[], None] = lambda: None,
     ) -> Guarded:

@@ -23,9 +23,8 @@ import structlog
 
 from swaplane.core.commands import StopCause
 from swaplane.core.events import Event, ModelExited, ModelReady, ModelStartFailed, ModelStopped, StartFault
-from swaplane.observe.logs import RingLog
 from swaplane.processes import health, kill_tree
-from swaplane.processes.guarded import CommandError, Guarded
+from swaplane.processes.guarded import CommandError, Guarded, OutputLog
 
 State = Literal["starting", "ready", "stopping", "stopped"]
 
@@ -71,7 +70,7 @@ class ModelProcess:
         spec: LaunchSpec,
         *,
         post: Callable[[Event], None],
-        log: RingLog,
+        log: OutputLog,
         others: Callable[[], Mapping[int, str]] = dict,
         after: ModelProcess | None = None,
     ) -> None:
@@ -162,8 +161,9 @@ class ModelProcess:
         finally:
             if self._kill_timer is not None:
                 self._kill_timer.cancel()
-            if self._child is not None:
-                self._child.abandon()
+            for guarded in (self._child, self._stopper):
+                if guarded is not None:
+                    guarded.abandon()  # does nothing to those that are gone
             self._state = "stopped"
         self._post(self._last_event(failure))
 
@@ -177,7 +177,6 @@ class ModelProcess:
             self._refuse(endpoint, await asyncio.to_thread(health.listeners, endpoint))
         if self._over.is_set():
             return
-        _log.info("starting model", model=self.spec.model, command=self.spec.argv[0])
         self._log_start = self._log.written_bytes
         try:
             self._child = child = await Guarded.spawn(
@@ -185,6 +184,7 @@ class ModelProcess:
             )
         except CommandError as error:
             raise _StartError(StartFault.COMMAND, str(error), with_output=False) from error
+        _log.info("starting model", model=self.spec.model, pid=child.pid, command=self.spec.argv[0])
         if endpoint is not None and not self._over.is_set():
             await self._probe(endpoint)
         if endpoint is not None and not self._over.is_set():
@@ -290,7 +290,7 @@ class ModelProcess:
 
     def _wake(self) -> None:
         """The server ended, or has to: whatever is waited for, it is that no more."""
-        if self._state == "ready":
+        if self._state != "stopped":
             self._state = "stopping"
         self._over.set()
         if self._probing is not None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
 from swaplane.core.commands import StopCause
 from swaplane.core.events import Event
-from swaplane.observe.logs import LogHub
+from swaplane.processes.guarded import OutputLog
 from swaplane.processes.process import LaunchSpec, ModelProcess
 
 CLOSE_MARGIN_S = 10.0  # after the last KILL, for processes that the kernel cannot end yet
@@ -21,10 +22,17 @@ CLOSE_MARGIN_S = 10.0  # after the last KILL, for processes that the kernel cann
 _log = structlog.get_logger("swaplane.processes")
 
 
+class ModelLogs(Protocol):
+    """Where the models' output goes: `observe.logs.LogHub`."""
+
+    def model(self, model_id: str) -> OutputLog:
+        """The log of one model."""
+
+
 class Supervisor:
     """Starts and stops models. Every `start` is answered by events through `post`; see `ModelProcess`."""
 
-    def __init__(self, post: Callable[[Event], None], logs: LogHub) -> None:
+    def __init__(self, post: Callable[[Event], None], logs: ModelLogs) -> None:
         self._post = post
         self._logs = logs
         self._latest: dict[str, ModelProcess] = {}
