@@ -203,7 +203,9 @@ class _Api:
         lanes = self._runtime.dispatcher.lanes
         if lane not in lanes:
             names = nearest_names(lane, lanes) or sorted(lanes)
-            return _error(request, 404, f"no lane `{lane}`; there is " + " and ".join(f"`{name}`" for name in names))
+            return _error(
+                request, 404, f"no lane `{lane[:100]}`; there is " + " and ".join(f"`{name}`" for name in names)
+            )
         self._runtime.post(event)
         return _json({"lane": lane, "paused": lanes[lane].paused})
 

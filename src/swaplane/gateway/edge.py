@@ -11,8 +11,6 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swaplane.gateway.routes import MethodNotAllowed, match
-
 _TOKEN_CHARS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
@@ -55,9 +53,6 @@ async def not_routed(request: Request, error: Exception) -> Response:
     """No such path, or not with this method; both as Go's router says it."""
     scope = request.scope
     allow: set[str] = set()
-    model_route = match(scope["method"], scope["path"])
-    if isinstance(model_route, MethodNotAllowed):
-        allow.update(model_route.allow)
     for route in scope["app"].routes:
         if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
             allow.update(route.methods or ())
