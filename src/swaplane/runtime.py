@@ -88,9 +88,10 @@ class Ended:
 class Ticket:
     """One job as its request sees it: wait for the turn, run, end. Exactly one of its ends is recorded."""
 
-    def __init__(self, runtime: Runtime, job: Job, lane: str, band: str) -> None:
+    def __init__(self, runtime: Runtime, job: Job, model: ModelSettings, band: str) -> None:
         self.job = job
-        self.lane = lane
+        self.lane = model.lane
+        self.slots = model.slots
         self.band = band
         self.turn: asyncio.Future[Run | Dropped] = asyncio.get_running_loop().create_future()
         self.sent_at: float | None = None
@@ -146,6 +147,8 @@ class Runtime:
         self._wake: tuple[float, asyncio.TimerHandle] | None = None
         self._gone: dict[str, list[asyncio.Future[None]]] = {}
         self._quiet: asyncio.Future[None] | None = None
+        self._doubts: set[asyncio.Task[None]] = set()
+        self._open_logs()
 
     def __repr__(self) -> str:
         return f"<Runtime {self.dispatcher!r}>"
@@ -164,7 +167,7 @@ class Runtime:
             submitted_at=time.monotonic(),
             label=label,
         )
-        ticket = Ticket(self, job, model.lane, self.dispatcher.rules.band_of(priority).name)
+        ticket = Ticket(self, job, model, self.dispatcher.rules.band_of(priority).name)
         self._tickets[job.id] = ticket
         self.post(JobArrived(job=job))
         return ticket
@@ -178,9 +181,19 @@ class Runtime:
 
     def job_ended(self, ticket: Ticket, outcome: Outcome) -> None:
         """Called by tickets only."""
-        if ticket.job.id in self._tickets:
-            self._close(ticket, outcome)
-            self.post(JobEnded(job_id=ticket.job.id, outcome=outcome))
+        if ticket.job.id not in self._tickets:
+            return
+        self._close(ticket, outcome)
+        event = JobEnded(job_id=ticket.job.id, outcome=outcome)
+        if outcome is Outcome.UPSTREAM_BROKEN:
+            # A connection breaks before the exit of its server is known. The place is not given on until
+            # it is known, or the next job would be sent to a dead server and fail too.
+            doubt = asyncio.get_running_loop().create_task(self.supervisor.assured(ticket.job.model))
+            self._doubts.add(doubt)
+            doubt.add_done_callback(lambda _: self.post(event))
+            doubt.add_done_callback(self._doubts.discard)
+        else:
+            self.post(event)
 
     # Models and lanes.
 
@@ -206,6 +219,7 @@ class Runtime:
     def reload(self, settings: Settings) -> None:
         """Work by other settings from now on; see `PlanChanged` for what survives."""
         self.settings = settings
+        self._open_logs()
         self.post(PlanChanged(plan=settings.plan()))
 
     def stop_draining(self) -> None:
@@ -225,6 +239,10 @@ class Runtime:
         if self._wake is not None:
             self._wake[1].cancel()
         self.stopped.set()
+
+    def _open_logs(self) -> None:
+        for model in self.settings.models:
+            self.logs.model(model)
 
     # Events in, commands out.
 
@@ -252,7 +270,8 @@ class Runtime:
                 self.metrics.model_ready(event.model, event.load_s)
             case ModelStopped() | ModelExited() | ModelStartFailed():
                 for gone in self._gone.pop(event.model, []):
-                    gone.set_result(None)
+                    if not gone.done():  # who waited for it may have given up
+                        gone.set_result(None)
             case _:
                 pass
 
@@ -309,7 +328,13 @@ class Runtime:
         if len(self.recent) > ENDED_REMEMBERED:
             self.recent.popitem(last=False)
         self.metrics.job_ended(
-            lane=ticket.lane, band=ticket.band, model=job.model, member=job.member, outcome=outcome, run_s=ended.run_s
+            lane=ticket.lane,
+            band=ticket.band,
+            model=job.model,
+            member=job.member,
+            outcome=outcome,
+            run_s=ended.run_s,
+            slots=ticket.slots,
         )
         log.info(
             "job ended",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,6 +50,17 @@ class GatewayProcess:
         first_port = "" if "startPort" in config else f"startPort: {free_port()}\n"
         self.config.write_text(first_port + config)
 
+    @contextlib.contextmanager
+    def unguarded(self) -> Iterator[None]:
+        """Start it for a test that ends it in its own way: nothing is checked at the end."""
+        self.__enter__()
+        try:
+            yield
+        finally:
+            self._close_connections()
+            if self.process.poll() is None:
+                self.stop()
+
     def __enter__(self) -> Self:
         environ = {**os.environ, "STUB_LOG": str(self._journal), "STUB_ID": self.stub_id}
         command = [sys.executable, "-m", "swaplane", "serve", "-config", str(self.config)]
@@ -59,14 +72,17 @@ class GatewayProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for connection in self._connections:
-            connection.close()
+        self._close_connections()
         code = self.stop()
         assert code == 0, f"exit code {code}\n{self.log.read_text()}"
         left = leftovers(self.stub_id)
         assert not left, f"processes left behind: {left}"
         text = self.log.read_text()
         assert "Traceback" not in text, text
+
+    def _close_connections(self) -> None:
+        for connection in self._connections:
+            connection.close()
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
@@ -119,12 +135,12 @@ class GatewayProcess:
         return total
 
     def raw_chat(
-        self, model: str, rid: str, *, headers: bytes = b"", stub: dict[str, Any] | None = None
+        self, model: str, rid: str, *, headers: bytes = b"", stub: dict[str, Any] | None = None, **body: Any
     ) -> socket.socket:
-        """Send a chat request over a bare socket and return without reading the answer; it is closed with the gateway."""
-        body = json.dumps({"model": model, "rid": rid, "stub": stub or {}}).encode()
+        """Send a chat request over a bare socket and return without reading the answer."""
+        content = json.dumps({"model": model, "rid": rid, "stub": stub or {}, **body}).encode()
         connection = socket.create_connection(("127.0.0.1", self.port))
         self._connections.append(connection)
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
-        connection.sendall(head + headers + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        connection.sendall(head + headers + b"Content-Length: %d\r\n\r\n" % len(content) + content)
         return connection

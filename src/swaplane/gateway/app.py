@@ -41,6 +41,9 @@ class Gateway:
         if scope["type"] != "http":
             return
         path: str = scope["path"]
+        if scope["method"] == "OPTIONS":  # a browser's preflight is no work for a model
+            await self._api(scope, receive, send)
+            return
         wire: Wire = scope["extensions"][WIRE]
         try:
             match find_route(scope["method"], path):
@@ -108,11 +111,11 @@ class Gateway:
             turn = await ticket.turn
             wire.on_departure(None)
             extra = response_headers(ticket.job.id, own.priority.applied, turn.waited_s, own.priority.reason)
-            if isinstance(turn, Dropped):
+            if wire.departed:
+                outcome = Outcome.LEFT_WAITING
+            elif isinstance(turn, Dropped):
                 status, headers, answer = dropped_answer(turn, _header(wire.raw_headers, b"accept"))
                 send_answer(wire, status, headers + extra, answer)
-            elif wire.departed:
-                outcome = Outcome.LEFT_WAITING
             else:
                 forwarding = self._forwarding(wire, model.id, turn.proxy, target, body, extra)
                 ticket.on_cut(lambda outcome: forwarding.cut(outcome, CUT_WORDS[outcome]))
@@ -166,11 +169,11 @@ class Gateway:
             tunnel.on_departure(ticket.leave)
             turn = await ticket.turn
             tunnel.on_departure(None)
-            if isinstance(turn, Dropped):
+            if tunnel.departed:
+                outcome = Outcome.LEFT_WAITING
+            elif isinstance(turn, Dropped):
                 status, headers, answer = dropped_answer(turn, b"")
                 await tunnel.refuse(status, reason_of(status), headers, answer)
-            elif tunnel.departed:
-                outcome = Outcome.LEFT_WAITING
             else:
                 outcome = await self._relay(tunnel, ticket, turn.proxy, (rest or b"/") + mark + query)
         finally:

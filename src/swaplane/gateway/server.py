@@ -81,6 +81,7 @@ async def _run(settings: Settings, listener: socket.socket, logs: LogHub) -> Non
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         backlog=BACKLOG,

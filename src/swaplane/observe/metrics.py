@@ -125,7 +125,9 @@ class Metrics:
         )
         self._adjusted = _Counter("priority_adjusted_total", "Requested priorities that were not applied.", "reason")
         self._member_gpu = _Counter(
-            "member_gpu_seconds_total", "Seconds for which a member's jobs occupied a model's server.", "member"
+            "member_gpu_seconds_total",
+            "Seconds for which a member's jobs occupied a model's server, divided by its slots.",
+            "member",
         )
 
     def __repr__(self) -> str:
@@ -137,15 +139,18 @@ class Metrics:
         self._waits.series[lane, band].observe(wait_s)
 
     def job_ended(
-        self, *, lane: str, band: str, model: str, member: str, outcome: Outcome, run_s: float | None
+        self, *, lane: str, band: str, model: str, member: str, outcome: Outcome, run_s: float | None, slots: int
     ) -> None:
-        """A job is over; `run_s` is how long it occupied its model's server, None when it was never sent there."""
+        """A job is over; `run_s` is how long it occupied its model's server, None when it was never sent there.
+
+        Its member is charged for one of the model's `slots`: a full server counts as one GPU.
+        """
         self._jobs.values[lane, band, str(outcome)] += 1
         if run_s is None:
             return
         self._runs.series[lane, model].observe(run_s)
         seconds = self._member_gpu.values
-        seconds[(member if (member,) in seconds or len(seconds) < MEMBERS_SHOWN else OTHER_MEMBERS,)] += run_s
+        seconds[(member if (member,) in seconds or len(seconds) < MEMBERS_SHOWN else OTHER_MEMBERS,)] += run_s / slots
 
     def dispatched(self, dispatch: Dispatch) -> None:
         """A job was given a place; its record says whether a term of the score changed the order."""

@@ -13,6 +13,7 @@ ModelStopped alone, when it was told to stop before it was ready.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from swaplane.processes.guarded import CommandError, Guarded, OutputLog
 State = Literal["starting", "ready", "stopping", "stopped"]
 
 FAILED_START_GRACE_S = 5.0  # for a server that never got ready; a shorter unload timeout goes first
+DOUBT_S = 2.0  # longest wait for a sign of life after a request broke
 TAIL_LINES = 15
 TAIL_LINE_CHARS = 400
 
@@ -133,6 +135,28 @@ class ModelProcess:
         """Return when nothing of it is left and its last event is posted."""
         if self._task is not None:
             await asyncio.wait({self._task})
+
+    async def assured(self) -> None:
+        """Return when a doubt is settled: the server answers its health check, or nothing of it is left.
+
+        A server that does neither within `DOUBT_S` seconds keeps its state; the next request shows.
+        """
+        stopped = asyncio.ensure_future(self.wait_stopped())
+        healthy = asyncio.ensure_future(self._healthy_again())
+        try:
+            await asyncio.wait({stopped, healthy}, timeout=DOUBT_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._over.is_set():
+                await stopped
+        finally:
+            stopped.cancel()
+            healthy.cancel()
+
+    async def _healthy_again(self) -> None:
+        if self.spec.check_endpoint.strip() == "none":
+            await asyncio.sleep(DOUBT_S)
+        else:
+            with contextlib.suppress(health.HealthTimeoutError):
+                await health.wait_healthy(health.Endpoint.of(self.spec.proxy, self.spec.check_endpoint), DOUBT_S)
 
     def abandon(self) -> None:
         """Give up waiting for its end, without a last event. Its guard still ends it."""

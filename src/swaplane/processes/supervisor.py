@@ -68,6 +68,11 @@ class Supervisor:
         if model in self._latest:
             self._latest[model].stop(cause, grace_s=grace_s)
 
+    async def assured(self, model: str) -> None:
+        """Return when it is known whether a model whose request broke still lives; see `ModelProcess.assured`."""
+        if model in self._latest:
+            await self._latest[model].assured()
+
     def states(self) -> dict[str, str]:
         """Of each model that is not stopped: "starting", "ready" or "stopping"."""
         return {model: process.state for model, process in self._latest.items() if process.state != "stopped"}
