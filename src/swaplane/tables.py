@@ -6,6 +6,7 @@ and without colour: colour only repeats what a word says. Called by `swaplane qu
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
@@ -48,20 +49,19 @@ def short_time(seconds: float) -> str:
 
 
 def _lane_table(lane: LaneJson, width: int) -> Table:
-    waiting = lane["waiting"]
-    more = lane["waiting_total"] - len(waiting)
+    jobs = [*lane["running"], *lane["waiting"]]
+    rows = [_cells(job) for job in jobs]
+    widths = _fit([max(map(cell_len, column)) for column in zip(_HEADINGS, *rows, strict=True)], width)
+    notes = _notes(lane, widths[_STATE])
     table = Table(
         title=_lane_title(lane),
         title_justify="left",
-        caption=f"and {more} more waiting" if more > 0 else None,
+        caption=Text("\n".join(notes)) if notes else None,
         caption_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    jobs = [*lane["running"], *waiting]
-    rows = [_cells(job) for job in jobs]
-    widths = _fit([max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)], width)
     for index, heading in enumerate(_HEADINGS):
         justify: JustifyMethod = "left" if index in _TEXTS else "right"
         table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[index])
@@ -73,6 +73,18 @@ def _lane_table(lane: LaneJson, width: int) -> Table:
     return table
 
 
+def _notes(lane: LaneJson, state_width: int) -> list[str]:
+    """What the rows have no room for: the other waiting jobs, and what the next one waits for."""
+    notes = []
+    more = lane["waiting_total"] - len(lane["waiting"])
+    if more > 0:
+        notes.append(f"and {more} more waiting")
+    following = lane["waiting"][0] if lane["waiting"] else None
+    if following is not None and len(following["reason"]) > state_width:
+        notes.append(f"{following['position']}: {following['reason']}")
+    return notes
+
+
 def _cells(job: JobJson) -> tuple[str, ...]:
     """What a row says, in the order of the headings, at full length."""
     return (
@@ -81,8 +93,8 @@ def _cells(job: JobJson) -> tuple[str, ...]:
         job["member"],
         job["label"],
         str(job["base"]),
-        f"{job['tier_bonus']:+d}",
-        f"{job['affinity']:+.3g}",
+        _bonus(job["tier_bonus"]),
+        _bonus(job["affinity"]),
         _points(job["aging"], "+"),
         _points(job["score"], ""),
         short_time(job["waited_s"]),
@@ -111,6 +123,11 @@ def _lane_title(lane: LaneJson) -> Text:
     if lane["paused"]:
         title.append(", paused", style="yellow")
     return title
+
+
+def _bonus(value: float) -> str:
+    """Points with a sign; a bare 0, so that the others stand out."""
+    return f"{value:+.3g}" if value else "0"
 
 
 def _points(value: float, sign: str) -> str:

@@ -45,7 +45,8 @@ BUSY = lane(
     running=[job(label="film=night-train; shot=1/12", state="running", position=None)],
     waiting=[
         job(model="smollm2", member="alice", label="", base=100, tier_bonus=2, affinity=0.0, aging=198.04,
-            score=300.04, waited_s=11884, state="loading"),
+            score=300.04, waited_s=11884,
+            reason="next, when j1 of filmmaker ends (video running)"),
         job(position=2, reason="your own earlier job runs"),
         job(position=3, label="film=night-train; shot=12/12"),
     ],
@@ -71,11 +72,12 @@ def test_at_80_columns_numbers_are_whole_and_texts_are_shortened() -> None:
         """\
 lane gpu: video resident, 1 running, 40 waiting
 # model   member    label       base tier affin  aging  score waited state
-  video   filmmaker shot=1/12   -100   +0   +10  +0.21 -89.79  12.4s running
-1 smollm2 alice                  100   +2    +0 +198.0  300.0  3h18m loading
-2 video   filmmaker shot=3/12   -100   +0   +10  +0.21 -89.79  12.4s your own e…
-3 video   filmmaker shot=12/12  -100   +0   +10  +0.21 -89.79  12.4s waiting
-and 37 more waiting"""
+  video   filmmaker shot=1/12   -100    0   +10  +0.21 -89.79  12.4s running
+1 smollm2 alice                  100   +2     0 +198.0  300.0  3h18m next, when…
+2 video   filmmaker shot=3/12   -100    0   +10  +0.21 -89.79  12.4s your own e…
+3 video   filmmaker shot=12/12  -100    0   +10  +0.21 -89.79  12.4s waiting
+and 37 more waiting
+1: next, when j1 of filmmaker ends (video running)"""
     )
 
 
@@ -103,6 +105,12 @@ def test_every_lane_is_shown_and_an_empty_one_says_so() -> None:
     text = rendered(BUSY, lane(name="cpu", paused=True), width=80)
     assert "lane cpu: no model resident, 0 running, 0 waiting, paused" in text
     assert text.index("lane gpu") < text.index("lane cpu")
+
+
+def test_a_loading_job_says_so() -> None:
+    assert rendered(lane(running=[job(state="loading", position=None, reason="its model loads")]), width=80).endswith(
+        "loading"
+    )
 
 
 def test_names_are_not_read_as_markup() -> None:

@@ -16,7 +16,6 @@ import sys
 
 import xllamacpp
 
-from swaplane.demo.minilm_gguf import minilm_gguf
 from swaplane.demo.packages import minilm_folder, smollm2_file
 
 
@@ -41,11 +40,14 @@ def server_parameters(model: str, port: int) -> xllamacpp.CommonParams:
     parameters.hostnames = ["127.0.0.1"]
     parameters.port = port
     parameters.n_parallel = 1
-    parameters.cpuparams.n_threads = min(os.cpu_count() or 1, 4)
+    # llama.cpp's threads wait for each other by spinning: with one on every core, a busy machine stalls them all.
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = max((os.cpu_count() or 1) // 2, 1)
     parameters.offline = True
     parameters.ui = False
     parameters.model_alias = {model}
     if model == "minilm":
+        from swaplane.demo.minilm_gguf import minilm_gguf  # what it imports would slow the other model's start
+
         parameters.model.path = str(minilm_gguf(minilm_folder()))
         parameters.n_ctx = 512
         parameters.embedding = True

@@ -18,9 +18,9 @@ from types import TracebackType
 
 import httpx2
 
-#: Longer than the gateway needs to be ready and, when it stops, to stop its models.
+#: Longer than the gateway needs to be ready and, when it stops, gives running jobs and then its models.
 _READY_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 20.0
+_STOP_TIMEOUT_S = 45.0
 _SECONDS_PER_FRAME = 0.25
 
 _COMMANDS = {

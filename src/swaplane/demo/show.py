@@ -35,7 +35,7 @@ _VIEW_EVERY_S = 0.3
 
 def play(*, keep: bool, port: int, shots: int, json_output: bool) -> int:
     """What `swaplane.demo.run` promises, once the packages are known to be there."""
-    console = Console(stderr=json_output, highlight=False)
+    console = Console(stderr=json_output, highlight=False, markup=False)
     try:
         with _endings_as_interrupt():
             # Not for the gateway's sake: so that converting is not counted as loading.
@@ -45,7 +45,7 @@ def play(*, keep: bool, port: int, shots: int, json_output: bool) -> int:
                 console.print(f"Gateway: {gateway.url}/ui/  config and log: {folder}", soft_wrap=True)
                 return _play(gateway, folder, console, shots=shots, keep=keep, json_output=json_output)
     except GatewayFailedError as error:
-        console.print(str(error), markup=False, soft_wrap=True)
+        console.print(str(error), soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("Stopped; the gateway and its models are gone.")
@@ -72,13 +72,13 @@ def _play(gateway: Gateway, folder: Path, console: Console, *, shots: int, keep:
         sys.stdout.flush()
     else:
         if chat is not None:
-            console.print(f"SmolLM2 was asked {_question(chat.arrival)!r} and said {chat.says!r}", markup=False)
+            console.print(f"SmolLM2 was asked {_question(chat.arrival)!r} and said {chat.says!r}")
         console.print()
         console.print(comparison_table(comparison))
         console.print(HOW_COMPARED)
     if failed:
         console.print(f"{len(failed)} of {len(ended)} jobs failed; the end of {gateway.log_path}:", soft_wrap=True)
-        console.print(gateway.log_tail(), markup=False, soft_wrap=True)
+        console.print(gateway.log_tail(), soft_wrap=True)
     if keep:
         with contextlib.suppress(KeyboardInterrupt):
             _stay(gateway, console)
@@ -108,7 +108,7 @@ async def _play_plan(url: str, arrivals: Sequence[Arrival], console: Console) ->
             metrics = await client.get("/metrics")
             loads = read_loads(metrics.raise_for_status().text)
         except (httpx2.HTTPError, ValueError) as error:
-            console.print(f"No load times from {url}/metrics: {error}", markup=False, soft_wrap=True)
+            console.print(f"No load times from {url}/metrics: {error}", soft_wrap=True)
             loads = Loads(count=0, mean_s={})
     return ended, loads
 
@@ -161,7 +161,6 @@ def _stay(gateway: Gateway, console: Console) -> None:
         f"  curl {gateway.url}/api/queue\n"
         f"  curl {gateway.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         f"    -H 'X-LlamaSwap-Priority: interactive' -d '{chat}'\n",
-        markup=False,
         soft_wrap=True,
     )
     while True:
