@@ -53,6 +53,8 @@ class Bench:
             rules=ScoreRules(),
             lanes={"gpu": LanePlan(name="gpu")},
             log_level="info",
+            start_port=5800,
+            ports={},
             include_aliases_in_list=False,
             ignore_paths=(),
             warnings=(),

@@ -33,8 +33,11 @@ _ROUTERS = ("group", "matrix")
 _ROUTER: Path = ("routing", "router")
 
 
-def load(path: str | pathlib.Path, environ: Mapping[str, str]) -> Settings:
-    """The settings of this file. Raises ConfigError, also when the file cannot be read."""
+def load(path: str | pathlib.Path, environ: Mapping[str, str], *, previous: Settings | None = None) -> Settings:
+    """The settings of this file. Raises ConfigError, also when the file cannot be read.
+
+    At a reload, `previous` are the settings in force: models keep the ports they were given.
+    """
     try:
         data = pathlib.Path(path).read_bytes()
     except OSError as error:
@@ -45,11 +48,11 @@ def load(path: str | pathlib.Path, environ: Mapping[str, str]) -> Settings:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
         raise ConfigError([f"{path}:{line}:{column}: the file is not UTF-8 text"]) from error
-    return parse(text, path=str(path), environ=environ)
+    return parse(text, path=str(path), environ=environ, previous=previous)
 
 
-def parse(text: str, *, path: str, environ: Mapping[str, str]) -> Settings:
-    """The settings of this text; `path` names it in messages. Raises ConfigError."""
+def parse(text: str, *, path: str, environ: Mapping[str, str], previous: Settings | None = None) -> Settings:
+    """The settings of this text; `path` names it in messages, `previous` is as in `load`. Raises ConfigError."""
     tree, places = read(text, file=path, environ=environ)
     problems = Problems(path, places)
     warnings: list[str] = []
@@ -62,7 +65,8 @@ def parse(text: str, *, path: str, environ: Mapping[str, str]) -> Settings:
 
     rules = rules_of(file.scheduling, problems, warnings)
     lanes = lanes_of(file.scheduling, problems)
-    reader = ModelReader(file, shared, lanes, problems)
+    kept = previous.ports if previous is not None and previous.start_port == file.start_port else {}
+    reader = ModelReader(file, shared, lanes, problems, kept)
     read_entries = ((model_id, reader.entry(model_id, file.models[model_id])) for model_id in sorted(file.models))
     entries = {model_id: entry for model_id, entry in read_entries if entry is not None}
     resolved = ((model_id, reader.settings(model_id, entry)) for model_id, entry in entries.items())
@@ -85,6 +89,8 @@ def parse(text: str, *, path: str, environ: Mapping[str, str]) -> Settings:
         rules=rules,
         lanes=lanes,
         log_level=log_level,
+        start_port=file.start_port,
+        ports=MappingProxyType(reader.ports),
         include_aliases_in_list=file.include_aliases_in_list,
         ignore_paths=ignore_paths,
         warnings=tuple(warnings),

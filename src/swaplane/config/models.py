@@ -26,14 +26,29 @@ _FOUND_IN = frozenset({"cmd", "cmdStop", "proxy", "checkEndpoint", "name", "desc
 
 
 class ModelReader:
-    """Reads the models of one file, in the order of their ids, because ports are given out in that order."""
+    """Reads the models of one file, in the order of their ids, because ports are given out in that order.
 
-    def __init__(self, file: File, shared: Declared, lanes: Mapping[str, LanePlan], problems: Problems) -> None:
+    `kept` are ports that models keep from before a reload: a model that is new in the file must not shift
+    those of its neighbours, which would have to be restarted.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        shared: Declared,
+        lanes: Mapping[str, LanePlan],
+        problems: Problems,
+        kept: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._file = file
         self._shared = shared
         self._lanes = lanes
         self._problems = problems
-        self._ports = itertools.count(file.start_port)
+        self.ports: dict[str, int] = {}  #: given out, by model id
+        self._kept = kept
+        # Also those of models that are gone: their servers may still be ending.
+        taken = frozenset(kept.values())
+        self._free = (port for port in itertools.count(file.start_port) if port not in taken)
 
     def entry(self, model_id: str, raw: object) -> ModelEntry | None:
         """The model's keys with macros and port put in; what is wrong becomes problems and counts as not written.
@@ -53,14 +68,16 @@ class ModelReader:
         known = macros.scope(model_id, self._shared.macros, own.macros)
         body = {key: macros.expand(value, known) for key, value in _prepared(raw).items()}
         if _PORT in _text(body, "cmd"):
-            port = Macro(name="PORT", value=self._port(path))
+            self.ports[model_id] = self._port(model_id)
+            port = Macro(name="PORT", value=self.ports[model_id])
             body = {key: macros.expand(value, [port]) for key, value in body.items()}
         self._refuse_left_over(model_id, body, known, self._shared.broken | own.broken)
         return validated(ModelEntry, {**body, "macros": block}, path, self._problems)
 
-    def _port(self, path: Path) -> int:
-        port = next(self._ports)
+    def _port(self, model_id: str) -> int:
+        port = self._kept[model_id] if model_id in self._kept else next(self._free)
         if port > _LAST_PORT:
+            path = ("models", model_id)
             self._problems.add(path, f"no port is left for this model, {port} is above {_LAST_PORT}", at_key=True)
         return port
 

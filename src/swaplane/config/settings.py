@@ -60,6 +60,8 @@ class Settings:
     groups: tuple[Group, ...]
     rules: ScoreRules
     lanes: Mapping[str, LanePlan]  #: by name; every model's lane is in it
+    start_port: int  #: the first of the ports given out as ${PORT}
+    ports: Mapping[str, int]  #: given out as ${PORT}, by model id
     log_level: str  #: debug, info, warn or error
     include_aliases_in_list: bool  #: whether `/v1/models` lists aliases too
     ignore_paths: tuple[re.Pattern[str], ...]  #: a match anywhere in `/upstream/<model>/<path>` takes no place

@@ -110,7 +110,7 @@ def _stop(server: uvicorn.Server, number: int, frame: FrameType | None = None) -
 
 def _reload(runtime: Runtime) -> None:
     try:
-        settings = load(runtime.settings.path, os.environ)
+        settings = load(runtime.settings.path, os.environ, previous=runtime.settings)
     except ConfigError as error:
         for problem in error.problems:
             log.error("the configuration stays as it was", problem=problem)
