@@ -182,9 +182,8 @@ def _follow(gateway: GatewayClient, console: Console) -> None:
         table = queue_table(gateway.queue(), width=console.width)
         with Live(table, console=console, auto_refresh=False) as live:
             while True:
-                live.refresh()
                 time.sleep(_REFRESH_EVERY_S)
-                live.update(queue_table(gateway.queue(), width=console.width))
+                live.update(queue_table(gateway.queue(), width=console.width), refresh=True)
 
 
 @app.command()
