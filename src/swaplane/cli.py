@@ -101,6 +101,7 @@ def serve(
         raise typer.BadParameter(str(error), param_hint="'--listen'") from None
 
     from swaplane.config.problems import ConfigError
+    from swaplane.gateway.server import ListenError
     from swaplane.gateway.server import serve as run_gateway
 
     if note := who_can_reach(listen, host):
@@ -109,8 +110,8 @@ def serve(
         code = run_gateway(str(config), host, port)
     except ConfigError as error:
         _fail(*error.problems)
-    except OSError as error:
-        _fail(f"{error.strerror or error}; --listen HOST:PORT chooses another address")
+    except ListenError as error:
+        _fail(f"{error}; --listen HOST:PORT chooses another address")
     raise typer.Exit(code)
 
 

@@ -14,18 +14,20 @@ from rich.text import Text
 from swaplane.wire import JobJson, LaneJson, QueueJson
 
 _STATE_STYLES = {"running": "bold green", "loading": "yellow"}
-_HEADINGS = ("#", "model", "member", "label", "base", "tier", "affin", "aging", "score", "waited", "state")
+_HEADINGS = ("job", "model", "member", "label", "base", "tier", "affin", "aging", "score", "waited", "state")
 _LABEL, _STATE = _HEADINGS.index("label"), _HEADINGS.index("state")
 #: Texts may be shortened where the width is short; numbers never are.
 _TEXTS = (_HEADINGS.index("model"), _HEADINGS.index("member"), _LABEL, _STATE)
+_LEFT = (_HEADINGS.index("job"), *_TEXTS)
 _SHORTEST_TEXT = 6
 
 
 def queue_table(queue: QueueJson, *, width: int | None = None) -> Table:
     """One table per lane below each other, laid out for `width` columns (80 when absent).
 
-    Running jobs come first, then the waiting ones in the order in which they would go. The four terms (base,
-    tier, affinity, aging) add up to the score. Labels keep their end, which tells one shot from the next.
+    Running jobs come first, then the waiting ones in the order in which they would go, each by its id, which
+    `swaplane cancel` takes. The four terms (base, tier, affinity, aging) add up to the score. Labels keep
+    their end, which tells one shot from the next.
     """
     lanes = Table.grid()
     lanes.add_column()
@@ -63,7 +65,7 @@ def _lane_table(lane: LaneJson, width: int) -> Table:
         pad_edge=False,
     )
     for index, heading in enumerate(_HEADINGS):
-        justify: JustifyMethod = "left" if index in _TEXTS else "right"
+        justify: JustifyMethod = "left" if index in _LEFT else "right"
         table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[index])
     for job, cells in zip(jobs, rows, strict=True):
         texts = [Text(cell) for cell in cells]
@@ -81,14 +83,14 @@ def _notes(lane: LaneJson, state_width: int) -> list[str]:
         notes.append(f"and {more} more waiting")
     following = lane["waiting"][0] if lane["waiting"] else None
     if following is not None and len(following["reason"]) > state_width:
-        notes.append(f"{following['position']}: {following['reason']}")
+        notes.append(f"{following['id']}: {following['reason']}")
     return notes
 
 
 def _cells(job: JobJson) -> tuple[str, ...]:
     """What a row says, in the order of the headings, at full length."""
     return (
-        "" if job["position"] is None else str(job["position"]),
+        job["id"],
         job["model"],
         job["member"],
         job["label"],

@@ -37,7 +37,7 @@ def test_the_table_shows_each_term_of_the_score(url: str) -> None:
     assert "gemma resident, 1 running, 1 waiting" in title
     assert {"base", "tier", "affin", "aging", "score"} <= set(heading.split())
     assert "alice" in running
-    assert waiting.split()[:1] == ["1"]
+    assert waiting.split()[:1] == ["live-2"]
     assert {"bob", "-100", "+2", "+10", "+0.50", "-87.50"} <= set(waiting.split())
 
 

@@ -42,13 +42,13 @@ def lane(*, waiting: Sequence[JobJson] = (), more: int = 0, **changes: Any) -> L
 
 BUSY = lane(
     resident=["video"],
-    running=[job(label="film=night-train; shot=1/12", state="running", position=None)],
+    running=[job(id="7f3a-1", label="film=night-train; shot=1/12", state="running", position=None)],
     waiting=[
-        job(model="smollm2", member="alice", label="", base=100, tier_bonus=2, affinity=0.0, aging=198.04,
+        job(id="7f3a-2", model="smollm2", member="alice", label="", base=100, tier_bonus=2, affinity=0.0, aging=198.04,
             score=300.04, waited_s=11884,
-            reason="next, when j1 of filmmaker ends (video running)"),
-        job(position=2, reason="your own earlier job runs"),
-        job(position=3, label="film=night-train; shot=12/12"),
+            reason="next, when 7f3a-1 of filmmaker ends (video running)"),
+        job(id="7f3a-3", position=2, reason="your own earlier job runs"),
+        job(id="7f3a-14", position=3, label="film=night-train; shot=12/12"),
     ],
     more=37,
 )  # fmt: skip
@@ -71,13 +71,13 @@ def test_at_80_columns_numbers_are_whole_and_texts_are_shortened() -> None:
     assert rendered(BUSY, width=80) == (
         """\
 lane gpu: video resident, 1 running, 40 waiting
-# model   member    label       base tier affin  aging  score waited state
-  video   filmmaker shot=1/12   -100    0   +10  +0.21 -89.79  12.4s running
-1 smollm2 alice                  100   +2     0 +198.0  300.0  3h18m next, when…
-2 video   filmmaker shot=3/12   -100    0   +10  +0.21 -89.79  12.4s your own e…
-3 video   filmmaker shot=12/12  -100    0   +10  +0.21 -89.79  12.4s waiting
+job     model   member   label    base tier affin  aging  score waited state
+7f3a-1  video   filmmak… …ot=1/12 -100    0   +10  +0.21 -89.79  12.4s running
+7f3a-2  smollm2 alice              100   +2     0 +198.0  300.0  3h18m next, wh…
+7f3a-3  video   filmmak… …ot=3/12 -100    0   +10  +0.21 -89.79  12.4s your own…
+7f3a-14 video   filmmak… …t=12/12 -100    0   +10  +0.21 -89.79  12.4s waiting
 and 37 more waiting
-1: next, when j1 of filmmaker ends (video running)"""
+7f3a-2: next, when 7f3a-1 of filmmaker ends (video running)"""
     )
 
 

@@ -75,6 +75,9 @@ class Sink(Protocol):
     def on_data(self, data: bytes) -> None:
         """A piece of the body."""
 
+    def on_read_end(self) -> None:
+        """All that one read from the socket brought has been handed over: the moment to write it on."""
+
 
 class Connection(asyncio.Protocol):
     """One connection: one request at a time, then perhaps another."""
@@ -100,9 +103,10 @@ class Connection(asyncio.Protocol):
         self._body_sent = body is None
         done = self._done = asyncio.get_running_loop().create_future()
         try:
-            self._transport.write(head)
-            if body is not None:
-                await self._send(body, done)
+            if body is None:
+                self._transport.write(head)
+            else:
+                await self._send(head, body, done)
             error = await done
             if error is not None:
                 raise error
@@ -111,20 +115,27 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             raise
         self._done = None
-        if self._keep_alive and self._body_sent and not self._extra and not self._transport.is_closing():
+        # llama.cpp's server announces keep-alive and closes all the same after each streamed answer: a request
+        # sent in that moment would be lost, so a connection is used again only after an answer of known length.
+        known_length = self._framing in ("length", "none")
+        usable = self._keep_alive and self._body_sent and not self._extra and not self._transport.is_closing()
+        if known_length and usable:
             self.reusable_s = self._keep_s
             self.resume()
             if is_head:  # the parser still waits for the body that a HEAD's answer announces
                 self._parser = httptools.HttpResponseParser(self)
 
-    async def _send(self, body: BodySource, done: asyncio.Future[Exception | None]) -> None:
+    async def _send(self, head: bytes, body: BodySource, done: asyncio.Future[Exception | None]) -> None:
         async for piece in body.pieces():
             if done.done():  # answered or broken before the whole body was taken
                 return
-            self._transport.write(piece)
+            self._transport.write(head + piece)  # a small request is one system call, and one packet
+            head = b""
             if self._write_paused:
                 self._drained = asyncio.get_running_loop().create_future()
                 await self._drained
+        if head:
+            self._transport.write(head)
         self._body_sent = not done.done()
 
     def _finish(self, error: Exception | None) -> None:
@@ -179,7 +190,9 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._keep_alive = False
             self._break(f"sent an answer that is not valid HTTP ({error})")
-        if not self._head_seen:
+        if self._head_seen:
+            self._sink.on_read_end()
+        else:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._break(f"sent more than {MAX_HEAD_BYTES} bytes of headers")

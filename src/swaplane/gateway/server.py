@@ -1,7 +1,8 @@
 """One gateway from start to end: configuration, runtime, uvicorn, signals, reload and shutdown.
 
-SIGTERM and SIGINT end it in order: waiting jobs are told, running ones may finish, models stop. SIGHUP reads
-the configuration again; a broken file keeps the old one. Called by the command line; decides nothing else.
+SIGTERM and SIGINT end it in order: waiting jobs are told, running ones may finish, models stop; the signal a
+second time cuts the running ones. SIGHUP reads the configuration again; a broken file keeps the old one.
+Called by the command line; decides nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator
-from types import FrameType
 
 import structlog
 import uvicorn
@@ -57,10 +57,14 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class ListenError(Exception):
+    """The address cannot be listened on."""
+
+
 def serve(config_path: str, host: str, port: int) -> int:
     """Run a gateway until it is told to stop; the exit code.
 
-    Raises ConfigError for a file that cannot be used and OSError when the address cannot be listened on.
+    Raises ConfigError for a file that cannot be used and ListenError for an address that cannot.
     """
     settings = load(config_path, os.environ)
     listener = _listen(host, port)
@@ -90,7 +94,7 @@ async def _run(settings: Settings, listener: socket.socket, logs: LogHub) -> Non
     server = _Server(config, runtime)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, server, number)
+        loop.add_signal_handler(number, _stop, server, runtime, number)
     loop.add_signal_handler(signal.SIGHUP, _reload, runtime)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -103,9 +107,11 @@ async def _run(settings: Settings, listener: socket.socket, logs: LogHub) -> Non
     log.info("shutdown complete")
 
 
-def _stop(server: uvicorn.Server, number: int, frame: FrameType | None = None) -> None:
+def _stop(server: uvicorn.Server, runtime: Runtime, number: int) -> None:
     log.info("stopping", signal=signal.Signals(number).name)
-    server.handle_exit(number, frame)
+    if server.should_exit:  # told twice: running jobs are not waited for any longer
+        runtime.stop_draining()
+    server.should_exit = True
 
 
 def _reload(runtime: Runtime) -> None:
@@ -122,7 +128,7 @@ def _reload(runtime: Runtime) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError naming the address."""
+    """A listening socket. Raises ListenError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -131,7 +137,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from error
+        raise ListenError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     return listener
 
 
