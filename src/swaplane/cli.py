@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = f"http://{DEFAULT_LISTEN}"
 _REFRESH_EVERY_S = 1.0
-_JOB_HELP = "Job ids, from `swaplane queue --json` or an answer's X-LlamaSwap-Job header."
+_JOB_HELP = "Job ids, from `swaplane queue` or an answer's X-LlamaSwap-Job header."
 
 app = typer.Typer(
     name="swaplane",

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from swaplane.config import command_line, macros
 from swaplane.config.groups import address
 from swaplane.config.macros import Declared, Macro
-from swaplane.config.problems import Path, Problems
+from swaplane.config.problems import Problems
 from swaplane.config.schema import File, ModelEntry, validated
 from swaplane.config.settings import ModelSettings
 from swaplane.core.plan import LanePlan
