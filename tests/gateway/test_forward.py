@@ -149,7 +149,7 @@ def test_request_headers_of_one_hop_and_ours_are_left_out() -> None:
     raw = [
         (b"Host", b"gw"),
         (b"Connection", b"close, X-Private"),
-        (b"connection", b"host, content-length, Upgrade"),
+        (b"connection", b"host, content-length, x-forwarded-for, Upgrade"),
         (b"X-Private", b"1"),
         (b"Keep-Alive", b"5"),
         (b"TE", b"trailers"),

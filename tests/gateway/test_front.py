@@ -185,14 +185,14 @@ async def test_a_line_break_in_a_header_is_not_sent() -> None:
     async def answer(wire: Wire, body: bytes) -> None:
         for headers, reason in (([(b"X", b"a\r\nEvil: 1")], b"OK"), ([], b"OK\nEvil: 1"), ([(b"X", b"a\rb")], b"OK")):
             try:
-                wire.start(status=200, reason=reason, headers=headers, framing="none")
+                wire.start(status=200, reason=reason, headers=headers, framing="chunked")
             except ValueError as error:
                 errors.append(str(error))
         await say_ok(wire, body)
 
     async with serving(WireApp(answer)) as served, RawClient.to(served.port) as client:
         answered = await client.ask(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
-    assert answered.headers == [(b"Content-Length", b"2")]
+    assert (answered.headers, answered.body) == ([(b"Content-Length", b"2")], b"ok")
     assert len(errors) == 3
 
 
@@ -264,6 +264,27 @@ async def test_writable_follows_the_clients_buffer() -> None:
         assert not drained.is_set()
         assert (await client.answer()).whole
     assert states == [True, False, True]
+
+
+async def test_a_head_and_each_piece_are_sent_without_waiting_for_more() -> None:
+    heard = asyncio.Event()
+
+    async def answer(wire: Wire, body: bytes) -> None:
+        wire.start(status=200, reason=b"OK", headers=[], framing="chunked")
+        await heard.wait()
+        wire.write(b"ok")
+        heard.clear()
+        await heard.wait()
+        wire.finish()
+
+    async with serving(WireApp(answer)) as served, RawClient.to(served.port) as client:
+        client.send(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
+        async with asyncio.timeout(20):
+            await client.reader.readuntil(b"\r\n\r\n")
+            heard.set()
+            await client.reader.readuntil(b"ok\r\n")
+            heard.set()
+            assert await client.reader.readexactly(5) == b"0\r\n\r\n"
 
 
 # Several requests on one connection

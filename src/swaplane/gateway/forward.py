@@ -30,9 +30,10 @@ _HOP_BY_HOP = frozenset(
         *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
     )
 )
-_REQUEST_DROPS = _HOP_BY_HOP | {b"expect"}
-#: A Connection header cannot name these away: without them the message would be another one.
-_NOT_NAMEABLE = frozenset((b"host", b"content-length"))
+_REQUEST_SPECIAL = _HOP_BY_HOP | {b"expect", b"content-length", b"x-forwarded-for"}
+_RESPONSE_SPECIAL = _HOP_BY_HOP | {b"content-type", b"content-encoding", b"x-accel-buffering"}
+#: A Connection header cannot name these away: without them the message, or its sender, would be another one.
+_NOT_NAMEABLE = frozenset((b"host", b"content-length", b"x-forwarded-for"))
 
 _ERROR_STATUS = {Outcome.STOPPED_RUNNING: 503, Outcome.GATEWAY_ERROR: 500}  # others: 502
 
@@ -149,10 +150,14 @@ class Forwarding:
         self._status = status
 
     def on_data(self, data: bytes) -> None:
-        """Pass a piece of the body on; read no more while the client is behind."""
-        wire = self._wire
+        """Take a piece of the body."""
         self._bytes_out += len(data)
-        wire.write(data)
+        self._wire.gather(data)
+
+    def on_read_end(self) -> None:
+        """Pass on what came; read no more while the client is behind."""
+        wire = self._wire
+        wire.flush()
         if not wire.writable:
             self._exchange.pause()
             wire.on_writable(self._exchange.resume)
@@ -187,32 +192,35 @@ def upstream_headers(raw_headers: RawHeaders, *, client_host: str, body_length: 
     Hop-by-hop headers, those named in Connection, Expect and the gateway's own are left out. Content-Length
     becomes `body_length` (bytes; None: no body). `client_host` is appended to X-Forwarded-For.
     """
-    drops = _drops(raw_headers, _REQUEST_DROPS)
-    forwarded_for = b", ".join(
-        [value for name, value in raw_headers if name.lower() == b"x-forwarded-for"] + [client_host.encode()]
-    )
-    length = None if body_length is None else b"%d" % body_length
+    length: bytes | None = None if body_length is None else b"%d" % body_length
     passed: RawHeaders = []
-    seen = set()
-    for name, value in raw_headers:
-        lowered = name.lower()
-        if lowered in drops or lowered.startswith(OUR_PREFIX):
-            continue
-        if lowered == b"content-length":
+    connection: list[bytes] = []
+    hosts: list[bytes] = []  # of X-Forwarded-For
+    forwarded_at = -1  # where X-Forwarded-For stands in `passed`
+    for header in raw_headers:
+        lowered = header[0].lower()
+        if lowered not in _REQUEST_SPECIAL:
+            if lowered[: len(OUR_PREFIX)] != OUR_PREFIX:
+                passed.append(header)
+        elif lowered == b"content-length":
             if length is not None:
-                passed.append((name, length))
-                seen.add(lowered)
+                passed.append((header[0], length))
+                length = None
         elif lowered == b"x-forwarded-for":
-            if lowered not in seen:
-                passed.append((name, forwarded_for))
-                seen.add(lowered)
-        else:
-            passed.append((name, value))
-    if length is not None and b"content-length" not in seen:
+            hosts.append(header[1])
+            if forwarded_at < 0:
+                forwarded_at = len(passed)
+                passed.append(header)
+        elif lowered == b"connection":
+            connection.append(header[1])
+    if length is not None:
         passed.append((b"Content-Length", length))
-    if b"x-forwarded-for" not in seen:
-        passed.append((b"X-Forwarded-For", forwarded_for))
-    return passed
+    client = client_host.encode()
+    if hosts:
+        passed[forwarded_at] = (passed[forwarded_at][0], b", ".join([*hosts, client]))
+    else:
+        passed.append((b"X-Forwarded-For", client))
+    return _without_named(passed, connection) if connection else passed
 
 
 def tunnel_head(raw_headers: RawHeaders, *, target: bytes, client_host: str) -> bytes:
@@ -228,31 +236,33 @@ def tunnel_head(raw_headers: RawHeaders, *, target: bytes, client_host: str) -> 
 
 def _downstream_headers(raw_headers: RawHeaders) -> tuple[RawHeaders, bool]:
     """The response headers for the client, and whether the body is an uncompressed event stream."""
-    drops = _drops(raw_headers, _HOP_BY_HOP)
     passed: RawHeaders = []
+    connection: list[bytes] = []
     event_stream = compressed = buffering = False
-    for name, value in raw_headers:
-        lowered = name.lower()
-        if lowered in drops:
-            continue
-        passed.append((name, value))
-        if lowered == b"content-type":
-            event_stream = value.lower().startswith(b"text/event-stream")
-        elif lowered == b"content-encoding":
-            compressed = value.strip().lower() != b"identity"
-        elif lowered == b"x-accel-buffering":
-            buffering = True
+    for header in raw_headers:
+        lowered = header[0].lower()
+        if lowered in _RESPONSE_SPECIAL:
+            match lowered:
+                case b"content-type":
+                    event_stream = header[1].lower().startswith(b"text/event-stream")
+                case b"content-encoding":
+                    compressed = header[1].strip().lower() != b"identity"
+                case b"x-accel-buffering":
+                    buffering = True
+                case b"connection":
+                    connection.append(header[1])
+                    continue
+                case _:
+                    continue
+        passed.append(header)
+    if connection:
+        passed = _without_named(passed, connection)
     if event_stream and not buffering:
         passed.append((b"X-Accel-Buffering", b"no"))
     return passed, event_stream and not compressed
 
 
-def _drops(raw_headers: RawHeaders, always: frozenset[bytes]) -> frozenset[bytes]:
-    """`always` plus the names that Connection headers list."""
-    named = {
-        token.strip().lower()
-        for name, value in raw_headers
-        if name.lower() == b"connection"
-        for token in value.split(b",")
-    }
-    return always | (named - _NOT_NAMEABLE) if named else always
+def _without_named(headers: RawHeaders, connection: list[bytes]) -> RawHeaders:
+    """`headers` without those that the values of Connection name."""
+    named = {token.strip().lower() for value in connection for token in value.split(b",")} - _NOT_NAMEABLE
+    return [header for header in headers if header[0].lower() not in named]

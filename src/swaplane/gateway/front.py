@@ -33,6 +33,7 @@ WIRE = "swaplane.wire"
 MAX_HEAD_BYTES = 256 * 1024  # of a request: its target and its headers
 TUNNELLED = b"/upstream/"  # websockets are passed on below this path only
 
+_READ_HEADERS = frozenset((b"host", b"expect", b"transfer-encoding"))
 _READ_BYTES = 256 * 1024  # the most one read from a socket brings
 _MAX_PIPELINED = 16  # requests read ahead on one connection; reading on is what makes a departure visible
 _LINGER_S = 1.0  # how long a client may go on sending after a final answer, so that it can read it first
@@ -61,7 +62,6 @@ class FrontProtocol(HttpToolsProtocol):
         self.raw_headers: RawHeaders = []
         self._wires: deque[Wire] = deque()  # requests without a complete answer, in order of arrival
         self._in_head = False
-        self._head_bytes = 0  # of the headers seen so far
         self._unfinished_bytes = 0  # read since the head began, while it is not complete
         self._deaf = False  # nothing the client sends counts any more
 
@@ -157,21 +157,18 @@ class FrontProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.raw_headers = []
         self._in_head = True
-        self._head_bytes = self._unfinished_bytes = 0
+        self._unfinished_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer: whoever read the head has decided by then, so trailers are dropped."""
-        if not self._in_head:
-            return
-        super().on_header(name, value)
-        self.raw_headers.append((name, value))
-        self._head_bytes += len(name) + len(value)
+        if self._in_head:
+            self.raw_headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is complete: start the request, unless it wants to upgrade (see `_upgrade`)."""
         self._in_head = False
         http_version = self.parser.get_http_version()
-        self._check_head(http_version)
+        self._read_head(http_version)
         if self.parser.should_upgrade():
             return
         wire = Wire(self, self.parser.get_method(), http_version)
@@ -182,17 +179,27 @@ class FrontProtocol(HttpToolsProtocol):
         if self.flow.read_paused and len(self._wires) < _MAX_PIPELINED:
             self.flow.resume_reading()
 
-    def _check_head(self, http_version: str) -> None:
-        """What llhttp lets pass and two readers could understand in two ways. Raises _Refusal."""
-        if self._head_bytes + len(self.url) > MAX_HEAD_BYTES:
+    def _read_head(self, http_version: str) -> None:
+        """Do what uvicorn does with headers; refuse what two readers could understand in two ways (_Refusal)."""
+        head_bytes, hosts = len(self.url), 0
+        for name, value in self.raw_headers:
+            head_bytes += len(name) + len(value)
+            lowered = name.lower()
+            self.headers.append((lowered, value))
+            if lowered not in _READ_HEADERS:
+                continue
+            match lowered:
+                case b"host":
+                    hosts += 1
+                case b"expect":
+                    self.expect_100_continue = value.lower() == b"100-continue"
+                case b"transfer-encoding":
+                    if value.strip().lower() != b"chunked" or http_version == "1.0":
+                        raise _Refusal(400, "Transfer-Encoding must be `chunked` alone, and the version HTTP/1.1")
+        if head_bytes > MAX_HEAD_BYTES:
             raise _head_too_large()
         if http_version not in ("1.1", "1.0"):
             raise _Refusal(505, f"HTTP/{http_version} is not spoken here; HTTP/1.1 is")
-        hosts = 0
-        for name, value in self.headers:
-            if name == b"transfer-encoding" and (value.strip().lower() != b"chunked" or http_version == "1.0"):
-                raise _Refusal(400, "Transfer-Encoding must be `chunked` alone, and the version HTTP/1.1")
-            hosts += name == b"host"
         if hosts > 1:
             raise _Refusal(400, "the Host header must be sent once")
 

@@ -102,10 +102,7 @@ class Tunnel(asyncio.Protocol):
             self._open = False
             if self._closing is not None:
                 self._closing.cancel()
-            if self.departed:
-                far.abort()
-            else:
-                far.close()
+            far.abort()  # what the client sent last has had its time to leave
             self._transport.close()
 
     def cut(self) -> None:
@@ -238,9 +235,6 @@ class _Far(asyncio.Protocol):
             return False
         self._transport.write_eof()
         return True
-
-    def close(self) -> None:
-        self._transport.close()
 
     def abort(self) -> None:
         self._transport.abort()

@@ -77,13 +77,12 @@ class UpstreamPool:
         missing). Raises UpstreamUnreachable and UpstreamBroken; errors of `body` and `sink` pass through.
         Cancelling closes the connection at once, which is how the server learns of it.
         """
-        lines = [b"%b %b%b HTTP/1.1" % (method, self._base_path, target)]
-        lines += [name + b": " + value for name, value in headers]
-        if not any(len(name) == 4 and name.lower() == b"host" for name, _ in headers):
-            lines.insert(1, b"Host: " + self._default_host)
+        lines = [b"%b %b%b HTTP/1.1" % (method, self._base_path, target), *map(b": ".join, headers)]
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         if head.count(b"\n") != len(lines) + 1:
             raise ValueError("a line break inside the request line or a header")
+        if b"\r\nhost:" not in head.lower():
+            head = head[:-2] + b"Host: %b\r\n\r\n" % self._default_host
         self._busy += 1
         try:
             connection = self._take_idle() or await self._connect()

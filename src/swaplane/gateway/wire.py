@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _LAST_WORDS_S = 0.2  # between the last bytes and a reset, so that they arrive
 _COPY_BYTES = 16 * 1024  # longer pieces are written without being copied into their chunk framing
+_GATHER_BYTES = 64 * 1024  # what is gathered at most; more would only be copied once more
 
 
 class Wire:
@@ -40,6 +41,8 @@ class Wire:
         self._transport = front.transport
         self._on_departure: Callable[[], None] | None = None
         self._on_writable: Callable[[], None] | None = None
+        self._gathered: list[bytes] = []  # written by the next `flush`
+        self._gathered_bytes = 0
         self._chunked = False
         self._left: int | None = None  # bytes of body still to come; None: unknown
 
@@ -71,8 +74,8 @@ class Wire:
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         if self.departed:
             return
-        lines = [b"HTTP/1.1 %d %b" % (status, reason)]
-        lines += [name + b": " + value for name, value in headers]
+        self._chunked, self._left = False, None
+        lines = [b"HTTP/1.1 %d %b" % (status, reason), *map(b": ".join, headers)]
         if self.method == b"HEAD" or status in (204, 304):
             self._left = 0
         elif framing == "length":
@@ -100,24 +103,41 @@ class Wire:
                 cycle.scope["http_version"],
                 status,
             )
-        self._transport.write(head)
+        self._gathered.append(head)
+        self._front.loop.call_soon(self.flush)  # unless a body comes with it
 
     def write(self, data: bytes) -> None:
         """Write a piece of the body; nothing where there is none (HEAD, 204, 304) or nobody."""
+        self.gather(data)
+        self.flush()
+
+    def gather(self, data: bytes) -> None:
+        """Like `write`, but small pieces wait for `flush`, so that they go out in one system call."""
         if self.departed or not data:
             return
         if self._chunked:
             if len(data) < _COPY_BYTES:
-                self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+                self._gathered.append(b"%x\r\n%b\r\n" % (len(data), data))
             else:
-                self._transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+                self._gathered += (b"%x\r\n" % len(data), data, b"\r\n")
         elif self._left is None:
-            self._transport.write(data)
+            self._gathered.append(data)
         elif self._left:
             self._left -= len(data)
             if self._left < 0:
                 raise RuntimeError(f"a body {-self._left} bytes longer than its Content-Length")
-            self._transport.write(data)
+            self._gathered.append(data)
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes > _GATHER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        gathered = self._gathered
+        if gathered and not self.departed:
+            self._transport.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+        gathered.clear()
+        self._gathered_bytes = 0
 
     def finish(self) -> None:
         """End the answer cleanly."""
@@ -127,7 +147,8 @@ class Wire:
             self.abort()
             raise RuntimeError(f"a body {self._left} bytes shorter than its Content-Length")
         if self._chunked:
-            self._transport.write(b"0\r\n\r\n")
+            self._gathered.append(b"0\r\n\r\n")
+        self.flush()
         cycle = self.cycle
         cycle.response_complete = True
         cycle.message_event.set()
@@ -146,7 +167,8 @@ class Wire:
         elif self._chunked or self._left is not None:
             # The terminal chunk or the rest of the announced bytes is missing: closing is telling.
             if self._chunked:
-                self.write(last)
+                self.gather(last)
+            self.flush()
             self._transport.close()
         else:
             # To a client that takes the end of the connection for the end of the body only a reset is telling.
