@@ -6,15 +6,16 @@ processes, sockets or clocks, and the same events always give the same commands.
 
 After each event every lane is settled in three steps:
   (a) idle models that are retired or past their ttl are stopped;
-  (b) while the best waiting job fits, it is given a place (`_grant_best`);
-  (c) models with granted jobs are started, or sent their jobs, once all that must leave has left.
+  (b) models with granted jobs are started, or sent their jobs, once all that must leave has left;
+  (c) while the best waiting job fits, it is given a place (`_grant_best`), and (b) is repeated: what fits may
+      depend on whether a job was sent.
 
 No backfill: when the best job does not fit, nothing else is started in its lane until it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import assert_never
 
 from swaplane.core.commands import (
@@ -69,6 +70,7 @@ class Dispatcher:
         self._grants: dict[str, Grant] = {}
         self._dispatched = 0
         self._commands: list[Command] = []
+        self._queue_is_stale = False  # the rules, or the lane of a model's waiting jobs, have changed
 
     def __repr__(self) -> str:
         alive = " ".join(f"{m.plan.id}={m.phase}" for m in self.models.values() if m.alive)
@@ -107,7 +109,7 @@ class Dispatcher:
             case ModelStartFailed():
                 self._model_start_failed(event, now)
             case ModelStopped() | ModelExited():
-                self._model_gone(event.model)
+                self._model_gone(event.model, now)
             case UnloadRequested():
                 self._unload(event.model, now)
             case LanePaused() | LaneResumed():
@@ -121,6 +123,8 @@ class Dispatcher:
                 pass
             case _:
                 assert_never(event)
+        if self._queue_is_stale:
+            self._rebuild_queue()
         for lane in list(self.lanes.values()):
             self._settle(lane, now)
         return self._commands
@@ -196,13 +200,13 @@ class Dispatcher:
             model.retry_at = now + BACKOFF_S[min(model.failed_starts, len(BACKOFF_S)) - 1]
             # All who wait for it fail at once: trying again for each would starve the other models.
             self._fail_all(model, Outcome.START_FAILED, event.message, now)
-        self._model_gone(event.model)
+        self._model_gone(event.model, now)
 
-    def _model_gone(self, model_id: str) -> None:
+    def _model_gone(self, model_id: str, now: float) -> None:
         model = self.models.get(model_id)
         if model is not None:
             self._set_phase(model, ModelPhase.STOPPED)
-            self._succeed(model)
+            self._succeed(model, now)
 
     def _unload(self, model_id: str, now: float) -> None:
         model = self.models.get(model_id)
@@ -242,15 +246,21 @@ class Dispatcher:
             else:
                 self.lanes[name] = LaneState(plan=lane)
         for model in list(self.models.values()):
-            self._succeed(model)
-        self._rebuild_queue()
+            self._succeed(model, now)
+        for grant in reversed(list(self._grants.values())):
+            # Under other residency rules two models may wait for each other's places: the newer one gives way.
+            model = self.models[grant.job.model]
+            if not grant.running and any(other.grants for other in self._must_leave(model)):
+                self._take_back(grant, now)
+        self._forget_lanes()
+        self._queue_is_stale = True
 
     def _shut_down(self, now: float) -> None:
         self.shutting_down = True
         for model in self.models.values():
             self._fail_all(model, Outcome.STOPPED_WAITING, "the gateway is shutting down", now)
 
-    def _succeed(self, model: ModelState) -> None:
+    def _succeed(self, model: ModelState, now: float) -> None:
         """Once a retiring model's server is gone and no job of it runs, its successor takes over."""
         if model.alive or any(grant.running for grant in model.grants.values()):
             return
@@ -260,14 +270,23 @@ class Dispatcher:
             moved = model.successor.lane != model.plan.lane
             model.plan, model.successor = model.successor, None
             model.failed_starts, model.retry_at = 0, 0.0
-            if moved:
-                for grant in model.grants.values():
-                    grant.lane = model.plan.lane
-                self._rebuild_queue()
+            if moved:  # its jobs wait for a place in the other lane from now on
+                for grant in model.loading:
+                    self._take_back(grant, now)
+                self._queue_is_stale = True
+        self._forget_lanes()
+
+    def _take_back(self, grant: Grant, now: float) -> None:
+        """A place whose job was not sent yet is taken back: its job waits again, as long as before."""
+        self.queue.add(grant.job, self.models[grant.job.model].plan.lane)
+        self._release(grant, now, ran=False)
+
+    def _forget_lanes(self) -> None:
         used = {model.plan.lane for model in self.models.values()}
         self.lanes = {n: lane for n, lane in self.lanes.items() if n in used or n in self._plan.lanes}
 
     def _rebuild_queue(self) -> None:
+        self._queue_is_stale = False
         self.queue = self.queue.rebuilt(
             self._plan.rules,
             {name: model.plan.lane for name, model in self.models.items()},
@@ -286,10 +305,9 @@ class Dispatcher:
                     self._stop(model, StopCause.RELOAD)
                 elif expires_at is not None and now >= expires_at:
                     self._stop(model, StopCause.TTL)
-        while self._grant_best(lane, now):  # (b)
-            pass
-        for model in self._of_lane(lane):  # (c)
-            self._serve_grants(model, lane, now)
+        self._serve_grants(lane, now)  # (b)
+        while self._grant_best(lane, now):  # (c)
+            self._serve_grants(lane, now)
 
     def _grant_best(self, lane: LaneState, now: float) -> bool:
         """Give the lane's best job a place if it fits; whether it did.
@@ -311,7 +329,7 @@ class Dispatcher:
             return False
         if full and not model.grants:  # (3)
             return False
-        leaving = self._must_leave(model, lane)
+        leaving = self._must_leave(model)
         if any(other.grants for other in leaving):  # (4)
             return False
         loading = [other.plan.id for other in holders if other.loading]
@@ -325,37 +343,45 @@ class Dispatcher:
         self._commands.append(RecordDispatch(dispatch=dispatch))
         if dispatch.swap:
             model.start_cause = start_cause(pick, leaving, lane)
-        for other in leaving:
-            if other.phase is ModelPhase.STARTING:
-                self._stop(other, StopCause.ABANDONED)
-            elif other.phase is ModelPhase.READY:
-                self._stop(other, StopCause.SWAP)
+        self._make_leave(leaving)
         job = self.queue.take(pick.winner.id)
         grant = Grant(job=job, lane=lane.plan.name, score=dispatch.winner.score, clock=pick.clock, granted_at=now)
         model.grants[job.id] = self._grants[job.id] = grant
         return True
 
-    def _serve_grants(self, model: ModelState, lane: LaneState, now: float) -> None:
-        """Send a ready model its granted jobs; start a stopped one; once nothing that must leave is left."""
-        loading = model.loading
-        if not loading or self._must_leave(model, lane):
-            return
-        if model.phase is ModelPhase.READY:
-            for grant in loading:
-                grant.sent_at = now
-                self._commands.append(RunJob(job_id=grant.job.id, model=model.plan.id))
-        elif model.phase is ModelPhase.STOPPED and len(loading) == len(model.grants):
-            self._set_phase(model, ModelPhase.STARTING)
-            self._commands.append(StartModel(model=model.plan.id, cause=model.start_cause))
+    def _serve_grants(self, lane: LaneState, now: float) -> None:
+        """Send ready models their granted jobs and start stopped ones, once nothing that must leave is left."""
+        for model in self._of_lane(lane):
+            loading = model.loading
+            if not loading:
+                continue
+            if leaving := self._must_leave(model):
+                self._make_leave(leaving)  # after a change of the residency rules, some may not have been told yet
+            elif model.phase is ModelPhase.READY:
+                for grant in loading:
+                    grant.sent_at = now
+                    self._commands.append(RunJob(job_id=grant.job.id, model=model.plan.id))
+            elif model.phase is ModelPhase.STOPPED and len(loading) == len(model.grants):
+                self._set_phase(model, ModelPhase.STARTING)
+                self._commands.append(StartModel(model=model.plan.id, cause=model.start_cause))
 
     # Small steps.
 
     def _of_lane(self, lane: LaneState) -> list[ModelState]:
         return [model for model in self.models.values() if model.plan.lane == lane.plan.name]
 
-    def _must_leave(self, model: ModelState, lane: LaneState) -> list[ModelState]:
+    def _must_leave(self, model: ModelState) -> list[ModelState]:
+        lane = self.lanes[model.plan.lane]
         present = [other.plan.id for other in self._of_lane(lane) if other.alive or other.grants]
         return [self.models[name] for name in self.residency.must_leave(model.plan.id, present)]
+
+    def _make_leave(self, models: Iterable[ModelState]) -> None:
+        """Stop these; none of them has a job, or the one they make room for would not have a place."""
+        for model in models:
+            if model.phase is ModelPhase.STARTING:
+                self._stop(model, StopCause.ABANDONED)
+            elif model.phase is ModelPhase.READY:
+                self._stop(model, StopCause.SWAP)
 
     def _expires_at(self, model: ModelState) -> float | None:
         idle = model.phase is ModelPhase.READY and not model.grants
@@ -380,7 +406,7 @@ class Dispatcher:
         del model.grants[grant.job.id]
         self.queue.give_back(grant.job, grant.lane, now, ran=ran)
         model.idle_since = now
-        self._succeed(model)
+        self._succeed(model, now)
 
     def _fail_all(self, model: ModelState, outcome: Outcome, detail: str, now: float) -> None:
         """End all jobs of a model that do not run yet, in the order of their arrival."""

@@ -83,29 +83,47 @@ class _Imagined(Candidacy):
 
 def forecast(dispatcher: Dispatcher, lane: LaneState, now: float) -> Iterator[Job]:
     """The lane's waiting jobs in the order in which they would be dispatched if nothing else arrived."""
-    standings = [_Imagined(standing) for standing in dispatcher.queue.standings(lane.plan.name)]
     holders = [grant for grant in dispatcher.grants() if grant.lane == lane.plan.name]
-    for standing, original in zip(standings, dispatcher.queue.standings(lane.plan.name), strict=True):
+    at = min((_expected_end(dispatcher, grant, now) for grant in holders), default=now)
+    standings = []
+    for original in dispatcher.queue.standings(lane.plan.name):
+        standing = _Imagined(original)
         if original.clock.running:
-            standing.clock.last_end = now
+            standing.clock.last_end = at
+        standings.append(standing)
     resident = lane.resident
     for grant in holders:
         resident = _with(dispatcher, grant.job.model, resident)
-    at = now
     while found := pick(standings, now=at, resident=resident, rules=dispatcher.rules):
         job = found.winner
         yield job
-        model = dispatcher.models[job.model]
         if job.model not in resident:
             resident = _with(dispatcher, job.model, resident)
-            at += UNKNOWN_LOAD_S if model.load_s is None else model.load_s
-        at += UNKNOWN_RUN_S if model.run_s is None else model.run_s
+            at += _load_s(dispatcher, job.model)
+        at += _run_s(dispatcher, job.model)
         served = found.candidacy
         assert isinstance(served, _Imagined)  # noqa: S101 - pick returns what it was given
         served.clock.last_end = at
         served.take(job)
         if not served:
             standings.remove(served)
+
+
+def _expected_end(dispatcher: Dispatcher, grant: Grant, now: float) -> float:
+    """When a job that holds a place ends if it takes as long as its model's jobs do; not before `now`."""
+    model = grant.job.model
+    sent_at = grant.granted_at + _load_s(dispatcher, model) if grant.sent_at is None else grant.sent_at
+    return max(now, sent_at + _run_s(dispatcher, model))
+
+
+def _run_s(dispatcher: Dispatcher, model: str) -> float:
+    measured = dispatcher.models[model].run_s
+    return UNKNOWN_RUN_S if measured is None else measured
+
+
+def _load_s(dispatcher: Dispatcher, model: str) -> float:
+    measured = dispatcher.models[model].load_s
+    return UNKNOWN_LOAD_S if measured is None else measured
 
 
 def _with(dispatcher: Dispatcher, model: str, resident: frozenset[str]) -> frozenset[str]:
@@ -204,8 +222,6 @@ def _waiting_reason(lane: LaneState, position: int | None, grants: list[Grant], 
         return f"behind your own {own_ahead.id}"
     if position > 1:
         return f"behind {position - 1} with higher scores"
-    if not grants:
-        return "next"
-    holder = grants[0].job
+    holder = grants[0].job  # somebody holds a place: otherwise the first in line would have it
     doing = "runs" if grants[0].running else "loads"
     return f"next, when {holder.id} of {holder.member} ends ({holder.model} {doing})"
