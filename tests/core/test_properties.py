@@ -1,0 +1,242 @@
+"""A random world around the dispatcher: whatever happens in whatever order, what must hold holds.
+
+The machine knows only what a runtime would know: which answers are still owed. `Observer` judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from swaplane.core import events as ev
+from swaplane.core.commands import Command
+from swaplane.core.dispatcher import Dispatcher
+from swaplane.core.outcomes import Outcome
+from swaplane.core.plan import LanePlan, ModelPlan, Plan
+from swaplane.core.residency import Group, Residency
+from swaplane.core.score import AgingClock, Fairness, ScoreRules
+from tests.core.observer import HIGHEST, Observer
+
+T = TypeVar("T")
+
+MODELS = ("chat", "image", "video", "voice")
+MEMBERS = ("ann", "ben", "cleo")
+PRIORITIES = (-100, -99, -98, 0, 1, 2, 100, 101, 102, -300, -137, -1, 50, 99, HIGHEST)
+LANES = ("gpu", "cpu")
+#: The defaults come up more often.
+AGING_CLOCKS: tuple[AgingClock, ...] = ("turn", "turn", "turn", "submit")
+FAIRNESS: tuple[Fairness, ...] = ("turns", "turns", "turns", "none")
+
+#: Times are multiples of 1/4 s and divisors powers of two, so that sums of points are exact.
+seconds = st.one_of(
+    st.integers(min_value=0, max_value=40).map(lambda quarters: quarters / 4),
+    st.integers(min_value=1, max_value=600).map(float),
+    st.integers(min_value=1, max_value=8).map(lambda hours: hours * 3600.0),
+)
+choice = st.integers(min_value=0, max_value=10**6)
+
+
+def chosen(options: Iterable[T], number: int) -> T:
+    found = list(options)
+    return found[number % len(found)]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    sizes = {lane: draw(st.integers(1, 2)) for lane in draw(st.sampled_from([LANES[:1], LANES[:1], LANES]))}
+    names = draw(st.lists(st.sampled_from(MODELS), unique=True, min_size=2))
+    models = {
+        name: ModelPlan(
+            id=name,
+            lane=draw(st.sampled_from(sorted(sizes))),
+            slots=draw(st.integers(1, 3)),
+            ttl_s=draw(st.sampled_from([None, 0.0, 30.0, 3600.0])),
+            fingerprint=draw(st.sampled_from("ab")),
+        )
+        for name in names
+    }
+    grouped = draw(st.dictionaries(st.sampled_from(names), st.sampled_from(["one", "two"])))
+    groups = [
+        Group(
+            name=name,
+            members=frozenset(model for model, group in grouped.items() if group == name),
+            swap=draw(st.booleans()),
+            exclusive=draw(st.booleans()),
+            persistent=draw(st.booleans()),
+        )
+        for name in sorted(set(grouped.values()))
+    ]
+    rules = ScoreRules(
+        swap_affinity=draw(st.sampled_from([0.0, 2.5, 10.0])),
+        aging_divisor_s=draw(st.sampled_from([4.0, 64.0, 2.0**40])),
+        aging_clock=draw(st.sampled_from(AGING_CLOCKS)),
+        fairness=draw(st.sampled_from(FAIRNESS)),
+    )
+    return Plan(
+        models=models,
+        lanes={name: LanePlan(name=name, size=size) for name, size in sizes.items()},
+        residency=Residency(groups),
+        rules=rules,
+    )
+
+
+class AnyWorld(RuleBasedStateMachine):
+    @initialize(plan=plans())
+    def begin(self, plan: Plan) -> None:
+        self.first_plan = plan
+        self.dispatcher = Dispatcher(plan)
+        self.observer = Observer(plan=plan)
+        self.now = 0.0
+        self.seq = 0
+        self.owed_end: set[str] = set()
+        self.log: list[tuple[ev.Event, float, list[Command]]] = []
+
+    def do(self, event: ev.Event) -> None:
+        commands = self.dispatcher.handle(event, self.now)
+        self.log.append((event, self.now, commands))
+        self.observer.see(event, commands, self.now)
+        assert self.dispatcher.wakes_at == self.observer.wakes_at()
+
+    def models_in(self, *phases: str) -> list[str]:
+        return sorted(name for name, server in self.observer.servers.items() if server.phase in phases)
+
+    # Clients.
+
+    @rule(
+        model=choice,
+        member=st.sampled_from(MEMBERS),
+        priority=st.sampled_from(PRIORITIES),
+        count=st.integers(1, 4),
+    )
+    def jobs_arrive(self, model: int, member: str, priority: int, count: int) -> None:
+        for _ in range(count):
+            self.seq += 1
+            job = ev.Job(
+                id=f"j{self.seq}",
+                seq=self.seq,
+                model=chosen([*self.observer.servers, *self.observer.servers, "unknown"], model),
+                member=member,
+                priority=priority,
+                submitted_at=self.now,
+            )
+            self.do(ev.JobArrived(job=job))
+
+    @precondition(lambda self: self.observer.waiting or self.observer.granted or self.observer.running)
+    @rule(number=choice, cancelled=st.booleans())
+    def a_client_leaves(self, number: int, cancelled: bool) -> None:
+        seen = self.observer
+        self.do(ev.JobLeft(job_id=chosen([*seen.granted, *seen.running, *seen.waiting], number), cancelled=cancelled))
+
+    # Answers to commands, in any order.
+
+    @precondition(lambda self: self.observer.running)
+    @rule(number=choice, outcome=st.sampled_from([Outcome.COMPLETED, *Outcome]))
+    def a_run_ends(self, number: int, outcome: Outcome) -> None:
+        self.do(ev.JobEnded(job_id=chosen(self.observer.running, number), outcome=outcome))
+
+    @precondition(lambda self: self.models_in("starting"))
+    @rule(number=choice)
+    def a_model_is_ready(self, number: int) -> None:
+        self.do(ev.ModelReady(model=chosen(self.models_in("starting"), number), load_s=5.0))
+
+    @precondition(lambda self: self.models_in("starting", "stopping"))
+    @rule(number=choice)
+    def a_start_fails(self, number: int) -> None:
+        """Also when it was told to stop: the failure and the order may cross."""
+        model = chosen(self.models_in("starting", "stopping"), number)
+        self.do(ev.ModelStartFailed(model=model, fault=ev.StartFault.EXITED, message="exited"))
+
+    @precondition(lambda self: self.models_in("stopping"))
+    @rule(number=choice)
+    def a_model_has_stopped(self, number: int) -> None:
+        self.do(ev.ModelStopped(model=chosen(self.models_in("stopping"), number)))
+
+    @precondition(lambda self: self.models_in("ready", "stopping"))
+    @rule(number=choice)
+    def a_model_crashes(self, number: int) -> None:
+        """Also when it was told to stop: the crash and the order may cross."""
+        self.do(ev.ModelExited(model=chosen(self.models_in("ready", "stopping"), number), message="exited"))
+
+    @rule(kind=st.integers(0, 5))
+    def news_comes_too_late(self, kind: int) -> None:
+        late: list[ev.Event] = [
+            ev.JobLeft(job_id="nobody"),
+            ev.JobEnded(job_id="nobody", outcome=Outcome.COMPLETED),
+            ev.ModelStopped(model="nothing"),
+            ev.ModelStartFailed(model="nothing", fault=ev.StartFault.TIMEOUT, message="too slow"),
+            ev.LanePaused(lane="nowhere"),
+            *(ev.ModelReady(model=model, load_s=1.0) for model in self.models_in("stopping")),
+        ]
+        self.do(chosen(late, kind))
+
+    # Operators and time.
+
+    @rule(model=st.sampled_from(MODELS))
+    def an_operator_unloads(self, model: str) -> None:
+        self.do(ev.UnloadRequested(model=model))
+
+    @rule(lane=st.sampled_from(LANES), make=st.sampled_from([ev.LanePaused, ev.LaneResumed, ev.LaneResumed]))
+    def an_operator_pauses(self, lane: str, make: Callable[..., ev.Event]) -> None:
+        self.do(make(lane=lane))
+
+    @rule(plan=plans())
+    def the_plan_changes(self, plan: Plan) -> None:
+        self.do(ev.PlanChanged(plan=plan))
+
+    @rule(step_s=seconds)
+    def time_passes(self, step_s: float) -> None:
+        self.now += step_s
+        self.do(ev.TimePassed())
+
+    @precondition(lambda self: self.dispatcher.wakes_at is not None)
+    @rule()
+    def the_alarm_goes_off(self) -> None:
+        assert self.dispatcher.wakes_at is not None
+        self.now = max(self.now, self.dispatcher.wakes_at)
+        self.do(ev.TimePassed())
+
+    @precondition(lambda self: len(self.log) > 20)
+    @rule(really=st.integers(0, 9))
+    def the_gateway_shuts_down(self, really: int) -> None:
+        if really == 0:
+            self.do(ev.ShutdownRequested())
+
+    # The end.
+
+    def teardown(self) -> None:
+        if not hasattr(self, "observer"):
+            return
+        self.everything_drains()
+        again = Dispatcher(self.first_plan)
+        for event, now, commands in self.log:
+            assert again.handle(event, now) == commands, f"another answer to {event}"
+
+    def everything_drains(self) -> None:
+        """Once all commands are answered, every job that came has ended, once."""
+        seen = self.observer
+        for lane in LANES:
+            self.do(ev.LaneResumed(lane=lane))
+        for _ in range(10 * seen.arrivals + 20):
+            self.now += 1.0
+            if stopping := self.models_in("stopping"):
+                self.do(ev.ModelStopped(model=stopping[0]))
+            elif starting := self.models_in("starting"):
+                self.do(ev.ModelReady(model=starting[0], load_s=1.0))
+            elif seen.running:
+                self.do(ev.JobEnded(job_id=next(iter(seen.running)), outcome=Outcome.COMPLETED))
+        assert [*seen.waiting, *seen.granted, *seen.running] == []
+        assert len(seen.outcomes) == seen.arrivals
+        assert len(self.dispatcher.queue) == len(self.dispatcher.grants()) == 0
+
+
+AnyWorld.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+TestAnyWorld = AnyWorld.TestCase
