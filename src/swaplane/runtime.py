@@ -11,8 +11,6 @@ import asyncio
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import assert_never
 
 import structlog
@@ -49,83 +47,12 @@ from swaplane.observe.logs import LogHub
 from swaplane.observe.metrics import Metrics
 from swaplane.processes.process import LaunchSpec
 from swaplane.processes.supervisor import Supervisor
+from swaplane.ticket import Dropped, Ended, Run, Ticket
 
 log = structlog.get_logger("swaplane.runtime")
 
 #: How many ended jobs are remembered, so that asking for one by id tells how it ended.
 ENDED_REMEMBERED = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The job's turn: send it to this server now."""
-
-    proxy: str  #: base URL of the model's server
-    waited_s: float  #: from its arrival to this moment
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
-    """The job is over without having been run."""
-
-    outcome: Outcome
-    waited_s: float  #: from its arrival to this moment
-    detail: str  #: for people; may be empty
-    retry_after_s: float | None  #: when trying again makes sense
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """What is remembered of a job that is over."""
-
-    job: Job
-    band: str
-    outcome: Outcome
-    waited_s: float
-    run_s: float | None  #: None when it was not run
-
-
-class Ticket:
-    """One job as its request sees it: wait for the turn, run, end. Exactly one of its ends is recorded."""
-
-    def __init__(self, runtime: Runtime, job: Job, model: ModelSettings, band: str) -> None:
-        self.job = job
-        self.lane = model.lane
-        self.slots = model.slots
-        self.band = band
-        self.turn: asyncio.Future[Run | Dropped] = asyncio.get_running_loop().create_future()
-        self.sent_at: float | None = None
-        self._runtime = runtime
-        self._cut: Callable[[Outcome], None] | None = None
-        self._cut_short: Outcome | None = None
-
-    def __repr__(self) -> str:
-        return f"<Ticket {self.job.id} for {self.job.model}>"
-
-    def decide(self, turn: Run | Dropped) -> None:
-        """Called by the runtime: what became of the wait."""
-        if not self.turn.done():  # its request may have been cancelled while it waited
-            self.turn.set_result(turn)
-
-    def leave(self) -> None:
-        """The client has gone away."""
-        self._runtime.post(JobLeft(job_id=self.job.id))
-
-    def on_cut(self, cut: Callable[[Outcome], None]) -> None:
-        """`cut(outcome)` is called when the running job has to end at once; also now, if that is already so."""
-        self._cut = cut
-        if self._cut_short is not None:
-            cut(self._cut_short)
-
-    def ended(self, outcome: Outcome) -> None:
-        """The job that was run no longer occupies its model's server. Further calls do nothing."""
-        self._runtime.job_ended(self, outcome)
-
-    def cut(self, outcome: Outcome) -> None:
-        """End the running job at once, as `outcome`."""
-        self._cut_short = self._cut_short or outcome
-        if self._cut is not None:
-            self._cut(self._cut_short)
 
 
 class Runtime:
@@ -179,9 +106,16 @@ class Runtime:
         self.post(JobLeft(job_id=job_id, cancelled=True))
         return True
 
+    def job_left(self, ticket: Ticket) -> None:
+        """Called by tickets only."""
+        self.post(JobLeft(job_id=ticket.job.id))
+
     def job_ended(self, ticket: Ticket, outcome: Outcome) -> None:
         """Called by tickets only."""
         if ticket.job.id not in self._tickets:
+            return
+        if ticket.sent_at is None:  # its request was ended from outside while it waited
+            self.job_left(ticket)
             return
         self._close(ticket, outcome)
         event = JobEnded(job_id=ticket.job.id, outcome=outcome)

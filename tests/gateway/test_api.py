@@ -21,7 +21,8 @@ from swaplane.core.score import ScoreRules
 from swaplane.gateway.api import create_api
 from swaplane.observe.logs import LogHub
 from swaplane.observe.metrics import Metrics
-from swaplane.runtime import Dropped, Run, Runtime, Ticket
+from swaplane.runtime import Runtime
+from swaplane.ticket import Dropped, Run, Ticket
 from tests.support.stub_client import free_port, leftovers, stub_argv
 
 pytestmark = pytest.mark.anyio

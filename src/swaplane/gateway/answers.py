@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from swaplane.core.outcomes import Outcome
 from swaplane.gateway.errors import RawHeaders, error_response
 from swaplane.gateway.front import Wire
-from swaplane.runtime import Dropped
+from swaplane.ticket import Dropped
 
 #: How an outcome of a job that was not run is told: (status, words before the detail, code of the envelope).
 #: Failures to start keep llama-swap's 500 and the beginning of its message, because clients look for them.

@@ -25,7 +25,8 @@ from swaplane.gateway.routes import MethodNotAllowed, Route, split_upstream
 from swaplane.gateway.routes import match as find_route
 from swaplane.gateway.tunnel import Tunnel
 from swaplane.gateway.upstream import UpstreamPool, UpstreamUnreachable
-from swaplane.runtime import Dropped, Runtime, Ticket
+from swaplane.runtime import Runtime
+from swaplane.ticket import Dropped, Ticket
 
 
 class Gateway:

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict, cast
 
 from swaplane.core.dispatcher import Dispatcher
 from swaplane.core.explain import JobView, LaneView, lane_view
-from swaplane.runtime import Ended
+from swaplane.ticket import Ended
 from swaplane.wire import JobJson, JobState, LaneJson, QueueJson
 
 _DECIMALS = 3  # of seconds and points
