@@ -210,7 +210,7 @@ async def test_cancelled_while_writing_closes_the_file_only_after_the_write(
 
     def write(self: FileIO, data: memoryview) -> int:
         began.set()
-        proceed.wait()
+        proceed.wait(20)
         closed_early.append(self.closed)
         return len(data)
 
@@ -243,7 +243,7 @@ async def test_the_loop_goes_on_while_the_disk_is_slow(monkeypatch: pytest.Monke
 
     def write(self: FileIO, data: memoryview) -> int:
         began.set()
-        proceed.wait()
+        proceed.wait(20)
         return os.write(self.fileno(), data)
 
     failing_file(monkeypatch, write)
