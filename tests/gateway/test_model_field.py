@@ -120,12 +120,13 @@ async def test_stream(value: str, stream: bool) -> None:
         '{"\\u006d\\u006f\\u0064\\u0065\\u006C":"a","model":"b"}',
         '{"model":null,"model":"b"}',
         '{"model":"a","model":"b", broken',
+        '{"model":"a"' + ',"stream":true,"model":"a"' * 1000 + "}",
     ],
 )
 async def test_json_with_the_key_twice(text: str) -> None:
     error = await refusal(text.encode())
     assert isinstance(error, DuplicateModel)
-    assert error.message == "the top-level key `model` is given 2 times; give it once"
+    assert error.message == "the top-level key `model` is given more than once; give it once"
 
 
 @pytest.mark.parametrize(
@@ -260,9 +261,9 @@ async def test_urlencoded_forms() -> None:
 @pytest.mark.parametrize(
     ("content", "query", "message"),
     [
-        (b"model=a&model=b", b"", "the form field `model` is given 2 times; give it once"),
-        (b"model=a&x=1&m%6fdel=a", b"", "the form field `model` is given 2 times; give it once"),
-        (b"", b"model=a&model=b&model=c", "the query parameter `model` is given 3 times; give it once"),
+        (b"model=a&model=b", b"", "the form field `model` is given more than once; give it once"),
+        (b"model=a&x=1&m%6fdel=a", b"", "the form field `model` is given more than once; give it once"),
+        (b"", b"model=a&model=b&model=c", "the query parameter `model` is given more than once; give it once"),
         (b"model=a", b"model=b", "the query parameter `model` and the form field `model` differ; give one of them"),
     ],
 )

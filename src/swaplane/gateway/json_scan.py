@@ -64,7 +64,7 @@ class Fault:
 
 
 def scan_object(view: View, keys: frozenset[bytes]) -> tuple[list[Member], Fault | None]:
-    """The members of the outermost object whose key is one of `keys`, in order, repeated ones repeatedly.
+    """The members of the outermost object whose key is one of `keys`, in order, and at most two with one key.
 
     With a fault, the members are those before it. A text that is JSON but no object has no members.
     """
@@ -121,7 +121,7 @@ class _Scanner:
                 delimiter = view[pos - 1 : pos]
             if b"\\" in key:
                 key = _unescaped(key)
-            if key in keys:
+            if key in keys and sum(member.key == key for member in members) < 2:
                 members.append(Member(key, start, end))
             if delimiter == b"}":
                 return pos

@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
@@ -85,7 +86,7 @@ class _Found:
     """What one part of a request says."""
 
     place: Place
-    models: Sequence[tuple[str, tuple[int, int] | None]]  #: each name with its span
+    models: Sequence[tuple[str, tuple[int, int] | None]]  #: each name with its span; at most two
     stream: bool
 
 
@@ -93,7 +94,7 @@ def _chosen(first: _Found, others: Sequence[_Found], hint: str = "") -> ModelFie
     """The one model that the parts of a request agree on, with the span of the first part that has one."""
     parts = [part for part in (first, *others) if part.models]
     for part in parts:
-        _refuse_repeated(part.place, len(part.models))
+        _refuse_repeated(part.place, len(part.models) > 1)
     if not parts or not parts[0].models[0][0]:
         raise NoModel(hint)
     name, span = parts[0].models[0]
@@ -102,9 +103,9 @@ def _chosen(first: _Found, others: Sequence[_Found], hint: str = "") -> ModelFie
     return ModelField(name=name, stream=any(p.stream for p in (first, *others)), place=parts[0].place, span=span)
 
 
-def _refuse_repeated(place: Place, times: int) -> None:
-    if times > 1:
-        raise DuplicateModel(f"the {_WORDS[place]} `model` is given {times} times; give it once")
+def _refuse_repeated(place: Place, repeated: bool) -> None:
+    if repeated:
+        raise DuplicateModel(f"the {_WORDS[place]} `model` is given more than once; give it once")
 
 
 _WORDS: dict[Place, str] = {
@@ -126,8 +127,8 @@ def _in_json(view: View) -> ModelField:
         if member.key == b"model":
             models.append(member)
         else:
-            stream = _is_true(view, member)
-    _refuse_repeated("json", len(models))
+            stream = stream or _is_true(view, member)
+    _refuse_repeated("json", len(models) > 1)
     name = _text_of(view, models[0]) if models else ""
     if not name:
         raise _why_no_model(view, fault, "the value of `model` is not a name" if models else "")
@@ -216,7 +217,7 @@ def _in_pairs(pairs: bytes, place: Place) -> _Found:
     if not pairs:
         return _Found(place=place, models=(), stream=False)
     pairs = b"&" + pairs
-    models = [(_unquoted(found[1] or b""), None) for found in _MODEL_PAIR.finditer(pairs)]
+    models = [(_unquoted(found[1] or b""), None) for found in islice(_MODEL_PAIR.finditer(pairs), 2)]
     return _Found(place=place, models=models, stream=any(found[1] == b"true" for found in _STREAM_PAIR.finditer(pairs)))
 
 
@@ -305,8 +306,8 @@ class _MultipartFields:
         self._value += data[start:end]
 
     def _end(self) -> None:
-        if self._wanted == b"model":
+        if self._wanted == b"model" and len(self._models) < 2:
             span = (self._start, self._start + len(self._value))
             self._models.append((_short(self._value.decode("utf-8", "replace")), span))
-        elif self._wanted:
+        elif self._wanted == b"stream":
             self._stream = self._stream or self._value == b"true"
