@@ -42,7 +42,7 @@ def play(*, keep: bool, port: int, shots: int, json_output: bool) -> int:
             minilm_gguf(minilm_folder())
             folder = Path(tempfile.mkdtemp(prefix="swaplane-demo-"))
             with Gateway(folder, port) as gateway:
-                console.print(f"Gateway: {gateway.url}/ui/  config and log: {folder}", soft_wrap=True)
+                console.print(f"Gateway: {gateway.url}  config and log: {folder}", soft_wrap=True)
                 return _play(gateway, folder, console, shots=shots, keep=keep, json_output=json_output)
     except GatewayFailedError as error:
         console.print(str(error), soft_wrap=True)
