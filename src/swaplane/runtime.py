@@ -74,6 +74,7 @@ class Runtime:
         self._wake: tuple[float, asyncio.TimerHandle] | None = None
         self._gone: dict[str, list[asyncio.Future[None]]] = {}
         self._quiet: asyncio.Future[None] | None = None
+        self._hurried = False  # told, perhaps before the shutdown began, that running jobs are not waited for
         self._doubts: set[asyncio.Task[None]] = set()
         self._open_logs()
 
@@ -157,14 +158,18 @@ class Runtime:
         self.post(PlanChanged(plan=settings.plan()))
 
     def stop_draining(self) -> None:
-        """Do not wait any longer for running jobs during a shutdown."""
+        """Do not wait for running jobs, or no longer, in the shutdown that has begun or is about to."""
+        self._hurried = True
+        self._drained()
+
+    def _drained(self) -> None:
         if self._quiet is not None and not self._quiet.done():
             self._quiet.set_result(None)
 
     async def shut_down(self, *, drain_s: float, stop_s: float) -> None:
         """End waiting jobs, let running ones finish for `drain_s`, stop all models within about `stop_s`."""
         self.post(ShutdownRequested())
-        if self.dispatcher.grants():
+        if self.dispatcher.grants() and not self._hurried:
             self._quiet = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._quiet], timeout=drain_s)
         for ticket in list(self._tickets.values()):
@@ -196,7 +201,7 @@ class Runtime:
             self._draining = False
         self._set_wake()
         if not self.dispatcher.grants():
-            self.stop_draining()
+            self._drained()
 
     def _observe(self, event: Event) -> None:
         match event:

@@ -7,9 +7,21 @@ import math
 from collections.abc import Iterable
 
 from swaplane.core.outcomes import Outcome
-from swaplane.gateway.errors import RawHeaders, error_response
+from swaplane.gateway.errors import RawHeaders, RequestRefused, error_response
 from swaplane.gateway.front import Wire
 from swaplane.ticket import Dropped
+
+_SHUTTING_DOWN = "the gateway is shutting down"
+
+
+class ShuttingDown(RequestRefused):
+    """The gateway ends before the request is whole."""
+
+    status = http.HTTPStatus.SERVICE_UNAVAILABLE
+
+    def __init__(self) -> None:
+        super().__init__(_SHUTTING_DOWN)
+
 
 #: How an outcome of a job that was not run is told: (status, words before the detail, code of the envelope).
 #: Failures to start keep llama-swap's 500 and the beginning of its message, because clients look for them.
@@ -41,7 +53,7 @@ def dropped_answer(dropped: Dropped, accept: bytes) -> tuple[int, RawHeaders, by
 CUT_WORDS = {
     Outcome.CANCELLED_RUNNING: "cancelled by request while it ran",
     Outcome.UNLOADED_RUNNING: "model unloaded",
-    Outcome.STOPPED_RUNNING: "the gateway is shutting down",
+    Outcome.STOPPED_RUNNING: _SHUTTING_DOWN,
     Outcome.LEFT_RUNNING: "the client has left",
 }
 

@@ -7,6 +7,7 @@ goes to the management API. It decides nothing about order, and knows of models 
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from urllib.parse import unquote, urlsplit
 
@@ -14,7 +15,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swaplane.config.settings import ModelSettings
 from swaplane.core.outcomes import Outcome
-from swaplane.gateway.answers import CUT_WORDS, dropped_answer, method_not_allowed, reason_of, redirect, send_answer
+from swaplane.gateway.answers import (
+    CUT_WORDS,
+    ShuttingDown,
+    dropped_answer,
+    method_not_allowed,
+    reason_of,
+    redirect,
+    send_answer,
+)
 from swaplane.gateway.body import Body, ClientLeft, read_body
 from swaplane.gateway.errors import ModelNotLoaded, RawHeaders, RequestRefused, UnknownModel, error_response
 from swaplane.gateway.forward import Forwarding, tunnel_head, upstream_headers
@@ -64,7 +73,7 @@ class Gateway:
 
     async def _model_route(self, wire: Wire, route: Route, receive: Receive) -> None:
         _, mark, query = wire.target.partition(b"?")
-        with await read_body(receive) as body:
+        with await _whole_body(receive) as body:
             content_type = _header(wire.raw_headers, b"content-type")
             field = await find_model(wire.method.decode("ascii"), content_type, query, body)
             model = self._runtime.settings.resolve(field.name)
@@ -81,7 +90,7 @@ class Gateway:
         if not rest:
             redirect(wire, raw_path + b"/" + mark + query)
             return
-        with await read_body(receive) as body:
+        with await _whole_body(receive) as body:
             if any(pattern.search(rest.decode("latin-1")) for pattern in self._runtime.settings.ignore_paths):
                 await self._page_asset(wire, model, rest + mark + query, body)
             else:
@@ -203,6 +212,13 @@ class Gateway:
         if result.status is None:
             return Outcome.LEFT_RUNNING if result.ended_by == "client" else Outcome.UPSTREAM_BROKEN
         return Outcome.COMPLETED if result.status < 500 else Outcome.UPSTREAM_ERROR
+
+
+async def _whole_body(receive: Receive) -> Body:
+    try:
+        return await read_body(receive)
+    except asyncio.CancelledError:  # by the server that goes down, when a client is still sending
+        raise ShuttingDown from None
 
 
 def _header(raw_headers: RawHeaders, name: bytes) -> bytes:
