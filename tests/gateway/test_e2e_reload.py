@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scene import Scene, SceneGateway, in_time
-from tests.support.stub_client import free_port, stub_cmd
+from tests.support.scene import Scene, SceneGateway, in_time, quiet_ports
+from tests.support.stub_client import stub_cmd
 
 
 def entry(name: str, flags: str = "", **settings: object) -> str:
@@ -18,7 +18,7 @@ def entry(name: str, flags: str = "", **settings: object) -> str:
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> SceneGateway:
-    return SceneGateway(tmp_path, f"startPort: {free_port()}\nmodels:\n" + entry("mA") + entry("mB"))
+    return SceneGateway(tmp_path, f"startPort: {quiet_ports()}\nmodels:\n" + entry("mA") + entry("mB"))
 
 
 def reload(gateway: SceneGateway, *entries: str, more: str = "") -> None:
@@ -79,7 +79,7 @@ def test_a_model_that_changes_while_it_loads(gateway: SceneGateway) -> None:
 
 def test_a_removed_models_jobs_are_told_and_the_running_one_ends(gateway: SceneGateway) -> None:
     with gateway, Scene(gateway) as scene:
-        running = scene.send("mA", "runs", stub={"dur": 0.7})
+        running = scene.send("mA", "runs", stub={"dur": 1.5})
         scene.until_running("runs")
         waiting = [scene.send("mA", f"waits-{n}") for n in range(2)]
         other = scene.send("mB", "other")

@@ -279,7 +279,7 @@ def test_the_applied_priority_is_told(gateway: SceneGateway, sent: tuple[str, ..
 
 def test_neither_the_standard_priority_header_nor_the_bodys_changes_the_order(gateway: SceneGateway) -> None:
     with Scene(gateway, together=True) as scene:
-        running = scene.send("mA", "running", stub={"dur": 0.5})
+        running = scene.send("mA", "running", stub={"dur": 1})
         scene.until_running("running")
         calls = [
             scene.send("mA", "0 batch", headers={"Priority": "u=0, i", "X-LlamaSwap-Priority": "-100"}, priority=9),

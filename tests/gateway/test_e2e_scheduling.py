@@ -63,7 +63,7 @@ def test_interleaved_requests_cost_one_swap_not_one_each(gateway: SceneGateway) 
 @pytest.mark.parametrize("priority", ["0", "+100"])
 def test_one_chat_among_many_images(gateway: SceneGateway, priority: str) -> None:
     with Scene(gateway) as scene:
-        images = [scene.send("mA", f"image-{n}", stub={"dur": 0.3}) for n in range(6)]
+        images = [scene.send("mA", f"image-{n}", stub={"dur": 0.1 if n else 1}) for n in range(6)]
         scene.until_running("image-0")
         chat = scene.send("mB", "chat", headers={"X-LlamaSwap-Priority": priority})
         scene.until_waiting(6)
@@ -237,7 +237,7 @@ def test_a_load_holds_up_its_own_lane_only(gateway: SceneGateway) -> None:
 
 def test_three_slots_run_three_jobs_side_by_side(gateway: SceneGateway) -> None:
     with Scene(gateway, places=3) as scene:
-        calls = [scene.send("wide", f"{n}", stub={"dur": 0.5}) for n in range(4)]
+        calls = [scene.send("wide", f"{n}", stub={"dur": 1}) for n in range(4)]
         in_time(lambda: len(scene.ran()) == 3, "three run")
         lane = gateway.queue()
         assert (len(lane["running"]), lane["waiting_total"]) == (3, 1)
@@ -251,7 +251,7 @@ def test_three_slots_run_three_jobs_side_by_side(gateway: SceneGateway) -> None:
 def test_another_model_waits_for_all_slots_and_is_not_overtaken(gateway: SceneGateway) -> None:
     with Scene(gateway, places=3) as scene:
         assert scene.ask("wide", "warms").status == 200
-        first = [scene.send("wide", f"wide-{n}", stub={"dur": 0.4}) for n in range(2)]
+        first = [scene.send("wide", f"wide-{n}", stub={"dur": 1}) for n in range(2)]
         in_time(lambda: len(scene.ran()) == 3, "two run, and one slot is free")
         other = scene.send("mB", "other", headers={"X-LlamaSwap-Priority": "100"})
         scene.until_waiting(1)

@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.support.gateway import stub_models
-from tests.support.scene import Scene, SceneGateway, ask_raw, in_time
+from tests.support.scene import Call, Scene, SceneGateway, ask_raw, in_time
 from tests.support.stub_client import stub_cmd
 
 
@@ -163,9 +163,11 @@ def test_a_websocket_that_leaves_the_queue_is_never_opened(gateway: SceneGateway
         running = scene.send("mA", "runs", stub={"dur": 600})
         scene.until_running("runs")
         scene.jobs += 1
-        url = f"ws://127.0.0.1:{gateway.port}/upstream/mA/ws"
-        with pytest.raises(TimeoutError), connect(url, proxy=None, open_timeout=0.5):
-            pass
+        head = b"GET /upstream/mA/ws HTTP/1.1\r\nHost: g\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        socket = Call(gateway.port, head + b"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n", "socket")
+        socket.send()
+        scene.until_waiting(1)
+        socket.leave()
         scene.until_waiting(0)
         running.leave()
         assert scene.ask("mA", "next").status == 200

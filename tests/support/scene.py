@@ -13,6 +13,7 @@ import http.client
 import itertools
 import json
 import os
+import random
 import socket
 import struct
 import time
@@ -38,6 +39,10 @@ class SceneGateway(GatewayProcess):
     def __init__(self, folder: Path, config: str) -> None:
         super().__init__(folder, config)
         self._kept = httpx2.Client(base_url=self.url, timeout=PATIENCE_S, trust_env=False)
+
+    def write_config(self, config: str) -> None:
+        """Replace the configuration file; its models get ports that no connection of the machine's is given."""
+        super().write_config(config if "startPort" in config else f"startPort: {quiet_ports()}\n" + config)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._kept.close()
@@ -69,6 +74,19 @@ class SceneGateway(GatewayProcess):
         """Stop one model, or all; returns when the gateway says that they are gone."""
         with self.client() as client:
             return client.post("/api/models/unload" + (f"/{model}" if model else ""))
+
+
+def quiet_ports(count: int = 10) -> int:
+    """The first of `count` free ports in a row, below those that the kernel gives to outgoing connections."""
+    while True:
+        first = random.randrange(12_000, 32_000 - count)
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(first, first + count):
+                    held.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return first
 
 
 @dataclass
@@ -105,11 +123,11 @@ class Call:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.settimeout(PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._data = data
+        self.data = data
         self._response = http.client.HTTPResponse(self.socket, method=method)
 
     def send(self) -> None:
-        self.socket.sendall(self._data)
+        self.socket.sendall(self.data)
 
     def head(self) -> int:
         """Read the head; the status."""
