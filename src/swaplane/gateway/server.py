@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -102,6 +103,9 @@ async def _run(settings: Settings, listener: socket.socket, logs: LogHub) -> Non
     for warning in settings.warnings:
         log.warning(warning)
     address = "{}:{}".format(*listener.getsockname()[:2])
+    # What exists now exists to the end: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
     log.info("listening", url=f"http://{address}", models=len(settings.models), pid=os.getpid())
     await server.serve(sockets=[listener])
     log.info("shutdown complete")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import time
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -11,6 +13,8 @@ import structlog
 
 from swaplane.observe.logs import LogHub
 
+_TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
+_NEEDS_QUOTES = re.compile(r'[\s"=]')
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
 
@@ -24,7 +28,7 @@ def configure_logging(logs: LogHub, *, level: str) -> None:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S", utc=False),
+            _Stamp(),
             structlog.processors.format_exc_info,
             _as_line,
         ],
@@ -33,6 +37,21 @@ def configure_logging(logs: LogHub, *, level: str) -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(handlers=[_Bridge(sink)], level=max(threshold, logging.WARNING), force=True)
+
+
+class _Stamp:
+    """Adds the time. A busy gateway writes hundreds of lines in one second, so that second's text is kept."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._text = ""
+
+    def __call__(self, logger: object, method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        second = int(time.time())
+        if second != self._second:
+            self._second, self._text = second, time.strftime(_TIME_FORMAT, time.localtime(second))
+        fields["timestamp"] = self._text
+        return fields
 
 
 def _as_line(logger: object, method: str, fields: MutableMapping[str, Any]) -> str:
@@ -45,7 +64,7 @@ def _as_line(logger: object, method: str, fields: MutableMapping[str, Any]) -> s
 
 def _shown(value: object) -> str:
     text = str(value)
-    return repr(text) if not text or any(char.isspace() or char in '"=' for char in text) else text
+    return repr(text) if not text or _NEEDS_QUOTES.search(text) else text
 
 
 class _Sink:
@@ -55,8 +74,10 @@ class _Sink:
         self._logs = logs
 
     def msg(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is where lines come out
-        self._logs.proxy.write(line.encode("utf-8", "backslashreplace") + b"\n")
+        line += "\n"  # written in one piece, which is one system call
+        sys.stderr.write(line)
+        sys.stderr.flush()
+        self._logs.proxy.write(line.encode("utf-8", "backslashreplace"))
 
     debug = info = warning = error = critical = msg
 
@@ -71,7 +92,7 @@ class _Bridge(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
         fields: dict[str, Any] = {
-            "timestamp": logging.Formatter().formatTime(record, "%Y-%m-%dT%H:%M:%S"),
+            "timestamp": logging.Formatter().formatTime(record, _TIME_FORMAT),
             "level": record.levelname.lower(),
             "event": f"{record.name}: {record.getMessage()}",
         }
