@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.gateway import stub_models
-from tests.support.scene import Scene, SceneGateway, in_time
+from tests.support.gateway import GatewayProcess, stub_models
+from tests.support.scene import Scene, in_time
 from tests.support.stub_client import stub_cmd
 
 LABELLED = {"X-LlamaSwap-Label": "it"}
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SceneGateway]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     config = stub_models("mA", "mB", flags="--boot 0.2")
     config += f"""\
   slow:
@@ -31,7 +31,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SceneGateway]:
     cmd: {stub_cmd("${PORT}", "brief")} --boot 1.2
     ttl: 1
 """
-    with SceneGateway(tmp_path_factory.mktemp("lifecycle"), config) as gateway:
+    with GatewayProcess(tmp_path_factory.mktemp("lifecycle"), config) as gateway:
         yield gateway
 
 
@@ -45,7 +45,7 @@ def aside() -> Iterator[ThreadPoolExecutor]:
 # Stopping.
 
 
-def test_a_server_that_ignores_the_signal_is_killed_and_comes_back(gateway: SceneGateway) -> None:
+def test_a_server_that_ignores_the_signal_is_killed_and_comes_back(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         assert scene.ask("stubborn", "1").status == 200
         assert scene.ask("mB", "2").status == 200
@@ -55,7 +55,7 @@ def test_a_server_that_ignores_the_signal_is_killed_and_comes_back(gateway: Scen
         assert [entry["name"] for entry in scene.journal("boot")] == ["stubborn", "mB", "stubborn"]
 
 
-def test_a_stuck_model_is_unloaded_and_blocks_nobody(gateway: SceneGateway, aside: ThreadPoolExecutor) -> None:
+def test_a_stuck_model_is_unloaded_and_blocks_nobody(gateway: GatewayProcess, aside: ThreadPoolExecutor) -> None:
     with Scene(gateway) as scene:
         stuck = scene.send("stubborn", "stuck", stub={"dur": 600})
         scene.until_running("stuck")
@@ -73,7 +73,7 @@ def test_a_stuck_model_is_unloaded_and_blocks_nobody(gateway: SceneGateway, asid
 
 
 def test_unloading_in_mid_stream_breaks_it_and_returns_when_nothing_is_left(
-    gateway: SceneGateway, aside: ThreadPoolExecutor
+    gateway: GatewayProcess, aside: ThreadPoolExecutor
 ) -> None:
     with Scene(gateway) as scene:
         stream = scene.send("lingers", "streams", stub={"chunks": 1000, "gap": 0.02}, stream=True)
@@ -90,7 +90,7 @@ def test_unloading_in_mid_stream_breaks_it_and_returns_when_nothing_is_left(
         assert len(scene.journal("boot")) == 2
 
 
-def test_unloading_in_every_other_state(gateway: SceneGateway, aside: ThreadPoolExecutor) -> None:
+def test_unloading_in_every_other_state(gateway: GatewayProcess, aside: ThreadPoolExecutor) -> None:
     with Scene(gateway) as scene:
         assert gateway.unload("mA").status_code == 200, "it does not run"
 
@@ -113,7 +113,7 @@ def test_unloading_in_every_other_state(gateway: SceneGateway, aside: ThreadPool
         assert scene.ran() == ["runs"]
 
 
-def test_an_idle_model_is_unloaded_after_its_ttl_and_not_before(gateway: SceneGateway) -> None:
+def test_an_idle_model_is_unloaded_after_its_ttl_and_not_before(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         for number in range(2):
             assert scene.ask("brief", f"{number}", stub={"dur": 1.5 * number}).status == 200
@@ -131,7 +131,7 @@ def test_an_idle_model_is_unloaded_after_its_ttl_and_not_before(gateway: SceneGa
 # Loading.
 
 
-def test_nobody_is_answered_by_a_model_that_still_loads(gateway: SceneGateway) -> None:
+def test_nobody_is_answered_by_a_model_that_still_loads(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         calls = [scene.send("slow", f"{n}") for n in range(5)]
         in_time(lambda: scene.journal("boot"), "it loads")
@@ -144,7 +144,7 @@ def test_nobody_is_answered_by_a_model_that_still_loads(gateway: SceneGateway) -
 # Dying.
 
 
-def test_a_crash_in_mid_stream_is_noticed_at_once(gateway: SceneGateway) -> None:
+def test_a_crash_in_mid_stream_is_noticed_at_once(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         stream = scene.send("mA", "dies", stub={"chunks": 9, "gap": 0.02, "die_at": 5}, stream=True)
         answer = stream.answer()
@@ -158,7 +158,7 @@ def test_a_crash_in_mid_stream_is_noticed_at_once(gateway: SceneGateway) -> None
         assert len(scene.journal("boot")) == 2
 
 
-def test_a_model_that_dies_idle_costs_the_next_request_a_load_and_no_error(gateway: SceneGateway) -> None:
+def test_a_model_that_dies_idle_costs_the_next_request_a_load_and_no_error(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         for number in range(3):
             assert scene.ask("mA", f"{number}").status == 200
@@ -170,13 +170,13 @@ def test_a_model_that_dies_idle_costs_the_next_request_a_load_and_no_error(gatew
 # Cancelling.
 
 
-def cancel(gateway: SceneGateway, job: str) -> tuple[int, str]:
+def cancel(gateway: GatewayProcess, job: str) -> tuple[int, str]:
     answer = gateway.request("DELETE", f"/api/jobs/{job}")
     content = answer.json()
     return answer.status_code, content.get("msg") or content["error"]["message"]
 
 
-def test_cancelling_a_waiting_job(gateway: SceneGateway) -> None:
+def test_cancelling_a_waiting_job(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         running = scene.send("mA", "runs", stub={"dur": 1})
         scene.until_running("runs")
@@ -194,7 +194,7 @@ def test_cancelling_a_waiting_job(gateway: SceneGateway) -> None:
         assert gateway.get(f"/api/jobs/{job}").json()["outcome"] == "cancelled_waiting"
 
 
-def test_cancelling_the_job_a_model_loads_for(gateway: SceneGateway) -> None:
+def test_cancelling_the_job_a_model_loads_for(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         loading = scene.send("slow", "loads", headers=LABELLED)
         in_time(lambda: scene.journal("boot"), "its model loads")
@@ -208,7 +208,7 @@ def test_cancelling_the_job_a_model_loads_for(gateway: SceneGateway) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["before its answer", "in mid-stream"])
-def test_cancelling_a_running_job(gateway: SceneGateway, *, streamed: bool) -> None:
+def test_cancelling_a_running_job(gateway: GatewayProcess, *, streamed: bool) -> None:
     with Scene(gateway) as scene:
         running = scene.send("mA", "runs", headers=LABELLED, stub={"dur": 600, "chunks": 30000}, stream=streamed)
         scene.until_running("runs")
@@ -232,7 +232,7 @@ def test_cancelling_a_running_job(gateway: SceneGateway, *, streamed: bool) -> N
         assert len(scene.journal("boot")) == 1, "its model stays"
 
 
-def test_cancelling_what_was_never_there(gateway: SceneGateway) -> None:
+def test_cancelling_what_was_never_there(gateway: GatewayProcess) -> None:
     status, message = cancel(gateway, "ffff-99")
     assert status == 404
     assert "`ffff-99`" in message

@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import stub_models
-from tests.support.scene import Scene, SceneGateway, in_time
+from tests.support.gateway import GatewayProcess, stub_models
+from tests.support.scene import Scene, in_time
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SceneGateway]:
-    with SceneGateway(tmp_path_factory.mktemp("load"), stub_models("mA", "mB")) as gateway:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with GatewayProcess(tmp_path_factory.mktemp("load"), stub_models("mA", "mB")) as gateway:
         yield gateway
 
 
-def resident_kib(gateway: SceneGateway) -> int:
+def resident_kib(gateway: GatewayProcess) -> int:
     status = Path(f"/proc/{gateway.process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0])
 
 
-def test_bodies_survive_the_wait_for_a_swap(gateway: SceneGateway) -> None:
+def test_bodies_survive_the_wait_for_a_swap(gateway: GatewayProcess) -> None:
     chance = random.Random(20)
     sizes = [[chance.choice([100, 3_000, 70_000, 512_000, 1_500_000]) for _ in range(12)] for _ in range(3)]
     digests: dict[str, str] = {}
@@ -53,7 +53,7 @@ def test_bodies_survive_the_wait_for_a_swap(gateway: SceneGateway) -> None:
         assert {entry["rid"]: entry["sha256"] for entry in scene.journal("req_start")} == digests
 
 
-def test_a_reader_that_stands_still_costs_little_and_gives_its_place_back(gateway: SceneGateway) -> None:
+def test_a_reader_that_stands_still_costs_little_and_gives_its_place_back(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         assert scene.ask("mA", "warms").status == 200
         before = resident_kib(gateway)
@@ -73,7 +73,7 @@ def test_a_reader_that_stands_still_costs_little_and_gives_its_place_back(gatewa
         assert [entry["rid"] for entry in scene.journal("client_gone")] == ["unread"]
 
 
-def test_a_slow_reader_gets_every_byte(gateway: SceneGateway) -> None:
+def test_a_slow_reader_gets_every_byte(gateway: GatewayProcess) -> None:
     size = 24 * 1024 * 1024
     with Scene(gateway) as scene:
         call = scene.send("mA", "slowly", stub={"size": size})
@@ -87,7 +87,7 @@ def test_a_slow_reader_gets_every_byte(gateway: SceneGateway) -> None:
         assert received == size
 
 
-def test_a_log_that_nobody_reads_holds_no_job_up(gateway: SceneGateway) -> None:
+def test_a_log_that_nobody_reads_holds_no_job_up(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene, socket.create_connection(("127.0.0.1", gateway.port)) as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.sendall(b"GET /logs/stream/upstream HTTP/1.1\r\nHost: g\r\n\r\n")
@@ -96,7 +96,7 @@ def test_a_log_that_nobody_reads_holds_no_job_up(gateway: SceneGateway) -> None:
             assert scene.ask("mA", f"{number}", stub={"spam": 1_000_000}).status == 200
 
 
-def test_right_and_wrong_requests_in_turn_on_one_connection(gateway: SceneGateway) -> None:
+def test_right_and_wrong_requests_in_turn_on_one_connection(gateway: GatewayProcess) -> None:
     """All sent before the first is answered: each has its answer, in order, and each right one ran once."""
     with Scene(gateway) as scene:
         with socket.create_connection(("127.0.0.1", gateway.port)) as client:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scene import Scene, SceneGateway, in_time, quiet_ports
-from tests.support.stub_client import stub_cmd
+from tests.support.gateway import GatewayProcess
+from tests.support.scene import Scene, in_time
+from tests.support.stub_client import free_port, stub_cmd
 
 
 def entry(name: str, flags: str = "", **settings: object) -> str:
@@ -17,11 +18,11 @@ def entry(name: str, flags: str = "", **settings: object) -> str:
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> SceneGateway:
-    return SceneGateway(tmp_path, f"startPort: {quiet_ports()}\nmodels:\n" + entry("mA") + entry("mB"))
+def gateway(tmp_path: Path) -> GatewayProcess:
+    return GatewayProcess(tmp_path, f"startPort: {free_port()}\nmodels:\n" + entry("mA") + entry("mB"))
 
 
-def reload(gateway: SceneGateway, *entries: str, more: str = "") -> None:
+def reload(gateway: GatewayProcess, *entries: str, more: str = "") -> None:
     """Put another configuration in force."""
     before = gateway.log.read_text().count("configuration reloaded")
     start_port = gateway.config.read_text().splitlines()[0]
@@ -30,7 +31,7 @@ def reload(gateway: SceneGateway, *entries: str, more: str = "") -> None:
     in_time(lambda: gateway.log.read_text().count("configuration reloaded") > before, "the new file is in force")
 
 
-def test_a_changed_model_is_replaced_when_its_job_is_over(gateway: SceneGateway) -> None:
+def test_a_changed_model_is_replaced_when_its_job_is_over(gateway: GatewayProcess) -> None:
     with gateway, Scene(gateway) as scene:
         running = scene.send("mA", "runs", stub={"chunks": 20, "gap": 0.05}, stream=True)
         scene.until_running("runs")
@@ -51,7 +52,7 @@ def test_a_changed_model_is_replaced_when_its_job_is_over(gateway: SceneGateway)
         assert "model stopped model=mA reason=reload" in gateway.log.read_text()
 
 
-def test_an_idle_changed_model_is_stopped_and_not_started_until_asked_for(gateway: SceneGateway) -> None:
+def test_an_idle_changed_model_is_stopped_and_not_started_until_asked_for(gateway: GatewayProcess) -> None:
     with gateway, Scene(gateway) as scene:
         assert scene.ask("mA", "1").status == 200
         reload(gateway, entry("mA", "--boot 0.3"), entry("mB"))
@@ -60,7 +61,7 @@ def test_an_idle_changed_model_is_stopped_and_not_started_until_asked_for(gatewa
         assert scene.ask("mA", "2").status == 200
 
 
-def test_a_model_that_changes_while_it_loads(gateway: SceneGateway) -> None:
+def test_a_model_that_changes_while_it_loads(gateway: GatewayProcess) -> None:
     with gateway, Scene(gateway) as scene:
         reload(gateway, entry("mA", "--boot 600"), entry("mB"))
         calls = [scene.send("mA", f"{n}") for n in range(3)]
@@ -77,7 +78,7 @@ def test_a_model_that_changes_while_it_loads(gateway: SceneGateway) -> None:
         ]
 
 
-def test_a_removed_models_jobs_are_told_and_the_running_one_ends(gateway: SceneGateway) -> None:
+def test_a_removed_models_jobs_are_told_and_the_running_one_ends(gateway: GatewayProcess) -> None:
     with gateway, Scene(gateway) as scene:
         running = scene.send("mA", "runs", stub={"dur": 1.5})
         scene.until_running("runs")
@@ -100,7 +101,7 @@ def test_a_removed_models_jobs_are_told_and_the_running_one_ends(gateway: SceneG
         assert [model["id"] for model in gateway.get("/v1/models").json()["data"]] == ["mB"]
 
 
-def test_more_slots_need_no_restart(gateway: SceneGateway) -> None:
+def test_more_slots_need_no_restart(gateway: GatewayProcess) -> None:
     with gateway, Scene(gateway, places=2) as scene:
         first = scene.send("mA", "first", stub={"dur": 600})
         scene.until_running("first")
@@ -114,7 +115,7 @@ def test_more_slots_need_no_restart(gateway: SceneGateway) -> None:
         assert len(scene.journal("boot")) == 1
 
 
-def test_a_model_moves_to_another_lane_with_its_waiting_jobs(gateway: SceneGateway) -> None:
+def test_a_model_moves_to_another_lane_with_its_waiting_jobs(gateway: GatewayProcess) -> None:
     with gateway, Scene(gateway, places=2, together=True) as scene:
         running = scene.send("mB", "runs", stub={"dur": 600})
         scene.until_running("runs")
@@ -126,7 +127,7 @@ def test_a_model_moves_to_another_lane_with_its_waiting_jobs(gateway: SceneGatew
         running.leave()
 
 
-def test_many_reloads_under_load_lose_nothing(gateway: SceneGateway) -> None:
+def test_many_reloads_under_load_lose_nothing(gateway: GatewayProcess) -> None:
     with gateway, Scene(gateway) as scene:
         calls = [scene.send(("mA", "mB")[n % 2], f"{n}", stub={"dur": 0.05}) for n in range(30)]
         for number in range(6):

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import pytest
 
 from swaplane.gateway.routes import ROUTES
-from tests.support.gateway import stub_models
-from tests.support.scene import Answer, Call, Scene, SceneGateway, ask_raw, assert_clean
+from tests.support.gateway import GatewayProcess, stub_models
+from tests.support.scene import Answer, Call, Scene, ask_raw, assert_clean
 from tests.support.stub_client import stub_cmd
 
 OURS = ("X-LlamaSwap-Priority", "X-LlamaSwap-Member", "X-LlamaSwap-Max-Wait", "X-LlamaSwap-Label")
@@ -22,7 +22,7 @@ MODELS = ["mA", "renamed", "hidden"]
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SceneGateway]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     config = stub_models("mA", extra='aliases: [gpt-4o, "org/mA:q4"]')
     config += f"""\
   renamed:
@@ -36,7 +36,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SceneGateway]:
 groups:
   side-by-side: {{swap: false, members: [{", ".join(MODELS)}]}}
 """
-    with SceneGateway(tmp_path_factory.mktemp("routes"), config) as gateway:
+    with GatewayProcess(tmp_path_factory.mktemp("routes"), config) as gateway:
         yield gateway
         assert_clean(gateway.log.read_text())
 
@@ -46,7 +46,7 @@ def as_json(body: dict[str, Any] | bytes) -> tuple[bytes, tuple[tuple[str, str],
     return content, (("Content-Type", "application/json"),)
 
 
-def arrived(gateway: SceneGateway) -> dict[str, Any]:
+def arrived(gateway: GatewayProcess) -> dict[str, Any]:
     """The last request that reached a model."""
     return gateway.journal("req_start")[-1]
 
@@ -71,7 +71,7 @@ ODD_JSON = (
 
 @pytest.mark.parametrize(("method", "path", "upstream_path"), routes("json"))
 def test_json_reaches_the_server_as_it_was_sent(
-    gateway: SceneGateway, method: str, path: str, upstream_path: str
+    gateway: GatewayProcess, method: str, path: str, upstream_path: str
 ) -> None:
     body = ODD_JSON % (b"9" * 400)
     answer = ask_raw(gateway, method, f"{path}?b=%2F&a=1", *as_json(body))
@@ -109,7 +109,7 @@ def form(model: str) -> tuple[bytes, tuple[tuple[str, str], ...]]:
 
 @pytest.mark.parametrize(("method", "path", "upstream_path"), routes("multipart"))
 def test_forms_reach_the_server_as_they_were_sent(
-    gateway: SceneGateway, method: str, path: str, upstream_path: str
+    gateway: GatewayProcess, method: str, path: str, upstream_path: str
 ) -> None:
     body, headers = form("mA")
     answer = ask_raw(gateway, method, path, body, headers)
@@ -123,7 +123,7 @@ def test_forms_reach_the_server_as_they_were_sent(
 
 @pytest.mark.parametrize(("method", "path", "upstream_path"), routes("query"))
 def test_queries_reach_the_server_as_they_were_sent(
-    gateway: SceneGateway, method: str, path: str, upstream_path: str
+    gateway: GatewayProcess, method: str, path: str, upstream_path: str
 ) -> None:
     query = "x=%2f+&mode%6c=org%2FmA%3Aq4&y"
     answer = ask_raw(gateway, method, f"{path}?{query}")
@@ -141,7 +141,7 @@ def assert_ours(answer: Answer, *, priority: str, reason: str = "") -> None:
     assert answer.get("X-LlamaSwap-Priority-Reason") == reason
 
 
-def test_other_methods_are_told_the_right_ones(gateway: SceneGateway) -> None:
+def test_other_methods_are_told_the_right_ones(gateway: GatewayProcess) -> None:
     before = len(gateway.journal("req_start"))
     answer = ask_raw(gateway, "GET", "/v1/chat/completions?model=mA")
     assert (answer.status, answer.get("Allow"), answer.body) == (405, "POST", b"Method Not Allowed\n")
@@ -153,14 +153,14 @@ def test_other_methods_are_told_the_right_ones(gateway: SceneGateway) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-4o", "org/mA:q4", "mA"])
-def test_aliases_pass_unchanged(gateway: SceneGateway, name: str) -> None:
+def test_aliases_pass_unchanged(gateway: GatewayProcess, name: str) -> None:
     content, headers = as_json({"stub": {"echo_body": True}, "model": name})
     answer = ask_raw(gateway, "POST", "/v1/completions", content, headers)
     assert answer.body == content
     assert arrived(gateway)["name"] == "mA"
 
 
-def test_an_unlisted_model_serves_and_is_not_listed(gateway: SceneGateway) -> None:
+def test_an_unlisted_model_serves_and_is_not_listed(gateway: GatewayProcess) -> None:
     assert ask_raw(gateway, "POST", "/v1/completions", *as_json({"model": "hidden-too"})).status == 200
     assert arrived(gateway)["name"] == "hidden"
     assert [model["id"] for model in gateway.get("/v1/models").json()["data"]] == ["mA", "renamed"]
@@ -171,7 +171,7 @@ def test_an_unlisted_model_serves_and_is_not_listed(gateway: SceneGateway) -> No
 
 
 @pytest.mark.parametrize("written", [b'"renamed"', b'"renamed-too"', b'"\\u0072enamed"'])
-def test_another_name_is_put_into_json_and_nothing_else_changes(gateway: SceneGateway, written: bytes) -> None:
+def test_another_name_is_put_into_json_and_nothing_else_changes(gateway: GatewayProcess, written: bytes) -> None:
     before = b'{"n": {"model": "renamed"}, "stub": {"echo_body": true},"t": "\\"model\\":1" ,"model" : '
     after = b' , "x":[1.0, {"model": "renamed"}], "u": "\xc3\xa9\\u00e9"}\r\n'
     answer = ask_raw(gateway, "POST", "/v1/chat/completions", *as_json(before + written + after))
@@ -179,7 +179,7 @@ def test_another_name_is_put_into_json_and_nothing_else_changes(gateway: SceneGa
     assert arrived(gateway)["name"] == "renamed"
 
 
-def test_another_name_is_put_into_a_form_and_nothing_else_changes(gateway: SceneGateway) -> None:
+def test_another_name_is_put_into_a_form_and_nothing_else_changes(gateway: GatewayProcess) -> None:
     target = "/v1/images/edits?stub=" + quote('{"echo_body":true}')
     body, headers = form("renamed")
     expected, _ = form('org/"real" name/ü')
@@ -188,7 +188,7 @@ def test_another_name_is_put_into_a_form_and_nothing_else_changes(gateway: Scene
     assert answer.get("Content-Type") == headers[0][1]
 
 
-def test_a_body_on_disk_is_renamed_too(gateway: SceneGateway) -> None:
+def test_a_body_on_disk_is_renamed_too(gateway: GatewayProcess) -> None:
     image = b"A" * 3_000_000
     body = b'{"image": "%b", "model": "renamed"}' % image
     answer = ask_raw(gateway, "POST", "/v1/images/generations", *as_json(body))
@@ -201,7 +201,7 @@ def test_a_body_on_disk_is_renamed_too(gateway: SceneGateway) -> None:
 # Headers and bytes, both ways.
 
 
-def test_request_headers_keep_case_order_and_number(gateway: SceneGateway) -> None:
+def test_request_headers_keep_case_order_and_number(gateway: GatewayProcess) -> None:
     content, _ = as_json({"model": "mA"})
     sent = (
         ("x-ODD-case", "1"),
@@ -223,7 +223,7 @@ def test_request_headers_keep_case_order_and_number(gateway: SceneGateway) -> No
     assert arrived(gateway)["headers"] == [*expected, f"Content-Length: {len(content)}", "X-Forwarded-For: 127.0.0.1"]
 
 
-def test_response_status_and_headers_keep_case_order_and_number(gateway: SceneGateway) -> None:
+def test_response_status_and_headers_keep_case_order_and_number(gateway: GatewayProcess) -> None:
     head = (
         "HTTP/1.1 418 I Am\tOdd\r\nset-cookie: a=1\r\nX-ODD: é\r\nContent-Type: text/x-odd\r\nSet-Cookie: b=2\r\n"
         "Server: stub\r\nDate: never\r\nConnection: keep-alive, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\n"
@@ -249,7 +249,7 @@ def test_response_status_and_headers_keep_case_order_and_number(gateway: SceneGa
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_compressed_answers_are_not_opened(gateway: SceneGateway, *, stream: bool) -> None:
+def test_compressed_answers_are_not_opened(gateway: GatewayProcess, *, stream: bool) -> None:
     content, headers = as_json({"model": "mA", "stream": stream, "stub": {"gzip": True}})
     answer = ask_raw(gateway, "POST", "/v1/chat/completions", content, headers)
     assert answer.get("Content-Encoding") == "gzip"
@@ -270,14 +270,16 @@ def test_compressed_answers_are_not_opened(gateway: SceneGateway, *, stream: boo
         (("5", "6"), "0", "header sent twice; used 0"),
     ],
 )
-def test_the_applied_priority_is_told(gateway: SceneGateway, sent: tuple[str, ...], applied: str, reason: str) -> None:
+def test_the_applied_priority_is_told(
+    gateway: GatewayProcess, sent: tuple[str, ...], applied: str, reason: str
+) -> None:
     content, headers = as_json({"model": "mA", "priority": -1000})
     headers += tuple(("X-LlamaSwap-Priority", value) for value in sent)
     answer = ask_raw(gateway, "POST", "/v1/completions", content, (*headers, ("Priority", "u=0, i")))
     assert_ours(answer, priority=applied, reason=reason)
 
 
-def test_neither_the_standard_priority_header_nor_the_bodys_changes_the_order(gateway: SceneGateway) -> None:
+def test_neither_the_standard_priority_header_nor_the_bodys_changes_the_order(gateway: GatewayProcess) -> None:
     with Scene(gateway, together=True) as scene:
         running = scene.send("mA", "running", stub={"dur": 1})
         scene.until_running("running")
@@ -293,7 +295,7 @@ def test_neither_the_standard_priority_header_nor_the_bodys_changes_the_order(ga
         assert scene.ran() == ["running", "1 plain", "2 u=0", "3 u=7", "0 batch"]
 
 
-def test_an_error_of_the_servers_is_passed_on_as_it_is(gateway: SceneGateway) -> None:
+def test_an_error_of_the_servers_is_passed_on_as_it_is(gateway: GatewayProcess) -> None:
     content, headers = as_json({"model": "mA", "stub": {"status": 503, "set_headers": [["Retry-After", "7"]]}})
     answer = ask_raw(gateway, "POST", "/v1/completions", content, headers)
     assert (answer.status, answer.get("Retry-After")) == (503, "7")
@@ -301,7 +303,7 @@ def test_an_error_of_the_servers_is_passed_on_as_it_is(gateway: SceneGateway) ->
     assert_ours(answer, priority="0")
 
 
-def test_errors_of_the_gateways_own_look_as_the_client_likes(gateway: SceneGateway) -> None:
+def test_errors_of_the_gateways_own_look_as_the_client_likes(gateway: GatewayProcess) -> None:
     for accept, kind, begins in (
         ("application/json", "application/json", b'{"src":"llama-swap","error":{"message":"no router'),
         ("text/plain", "text/plain", b"llama-swap: no router for requested model"),

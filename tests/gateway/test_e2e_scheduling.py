@@ -11,13 +11,13 @@ from itertools import count
 
 import pytest
 
-from tests.support.gateway import stub_models
-from tests.support.scene import Answer, Call, Scene, SceneGateway, in_time
+from tests.support.gateway import GatewayProcess, stub_models
+from tests.support.scene import Answer, Call, Scene, in_time
 from tests.support.stub_client import stub_cmd
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SceneGateway]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     config = stub_models("mA", "mB", flags="--boot 0.2", extra='aliases: ["${MODEL_ID}-alias"]')
     config += f"""\
   slow:
@@ -31,7 +31,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SceneGateway]:
 scheduling:
   lanes: {{cpu: 1}}
 """
-    with SceneGateway(tmp_path_factory.mktemp("scheduling"), config) as gateway:
+    with GatewayProcess(tmp_path_factory.mktemp("scheduling"), config) as gateway:
         yield gateway
 
 
@@ -49,7 +49,7 @@ def in_order_of_arrival(scene: Scene, answers: list[Answer], model: str) -> bool
 # Swaps.
 
 
-def test_interleaved_requests_cost_one_swap_not_one_each(gateway: SceneGateway) -> None:
+def test_interleaved_requests_cost_one_swap_not_one_each(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         calls = [scene.send("mA", "first", stub={"dur": 0.5})]
         calls += [scene.send(("mA", "mB")[n % 2], f"{n}", stub={"dur": 0.05}) for n in range(12)]
@@ -61,7 +61,7 @@ def test_interleaved_requests_cost_one_swap_not_one_each(gateway: SceneGateway) 
 
 
 @pytest.mark.parametrize("priority", ["0", "+100"])
-def test_one_chat_among_many_images(gateway: SceneGateway, priority: str) -> None:
+def test_one_chat_among_many_images(gateway: GatewayProcess, priority: str) -> None:
     with Scene(gateway) as scene:
         images = [scene.send("mA", f"image-{n}", stub={"dur": 0.1 if n else 1}) for n in range(6)]
         scene.until_running("image-0")
@@ -83,7 +83,7 @@ def test_one_chat_among_many_images(gateway: SceneGateway, priority: str) -> Non
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
-def test_fifty_at_once_run_one_at_a_time(gateway: SceneGateway, *, warm: bool) -> None:
+def test_fifty_at_once_run_one_at_a_time(gateway: GatewayProcess, *, warm: bool) -> None:
     with Scene(gateway) as scene:
         answers = [scene.ask("mA", "warms")] if warm else []
         for number in range(2):
@@ -96,7 +96,7 @@ def test_fifty_at_once_run_one_at_a_time(gateway: SceneGateway, *, warm: bool) -
         assert boots(scene) == ["mA"]
 
 
-def test_a_cold_model_is_started_once_whatever_it_is_called(gateway: SceneGateway) -> None:
+def test_a_cold_model_is_started_once_whatever_it_is_called(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         calls = [scene.prepare(("mA", "mA-alias")[n % 2], f"{n}") for n in range(20)]
         for call in calls:
@@ -105,7 +105,7 @@ def test_a_cold_model_is_started_once_whatever_it_is_called(gateway: SceneGatewa
         assert boots(scene) == ["mA"]
 
 
-def test_every_member_has_its_turn(gateway: SceneGateway) -> None:
+def test_every_member_has_its_turn(gateway: GatewayProcess) -> None:
     """Four members with two jobs waiting each, at all times: in eight starts each of them is served."""
     with Scene(gateway) as scene:
         scene.send("mA", "held", headers={"X-LlamaSwap-Member": "first"}, stub={"dur": 1})
@@ -139,7 +139,7 @@ def streamed_words(answer: Answer) -> str:
     return "".join(delta.get("content", "") for delta in deltas)
 
 
-def test_who_leaves_the_queue_does_not_touch_who_runs(gateway: SceneGateway) -> None:
+def test_who_leaves_the_queue_does_not_touch_who_runs(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         stream = scene.send("mA", "streams", stub={"chunks": 40, "gap": 0.02}, stream=True)
         scene.until_running("streams")
@@ -154,7 +154,7 @@ def test_who_leaves_the_queue_does_not_touch_who_runs(gateway: SceneGateway) -> 
         assert scene.ran() == ["streams"]
 
 
-def test_leaving_at_the_very_end_of_the_one_before(gateway: SceneGateway) -> None:
+def test_leaving_at_the_very_end_of_the_one_before(gateway: GatewayProcess) -> None:
     """Around the moment at which the place comes free, a departure ends one job and nothing else."""
     chance = random.Random(11)
     with Scene(gateway) as scene:
@@ -171,7 +171,7 @@ def test_leaving_at_the_very_end_of_the_one_before(gateway: SceneGateway) -> Non
         assert scene.ask("mA", "last").status == 200
 
 
-def test_who_caused_the_load_may_leave(gateway: SceneGateway) -> None:
+def test_who_caused_the_load_may_leave(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         first = scene.send("slow", "leaves")
         in_time(lambda: boots(scene), "it loads")
@@ -184,7 +184,7 @@ def test_who_caused_the_load_may_leave(gateway: SceneGateway) -> None:
         assert (boots(scene), scene.journal("sigterm")) == (["slow"], [])
 
 
-def test_a_cut_stream_gives_its_place_back(gateway: SceneGateway) -> None:
+def test_a_cut_stream_gives_its_place_back(gateway: GatewayProcess) -> None:
     with Scene(gateway) as scene:
         for number in range(20):
             stream = scene.send("mA", f"cut-{number}", stub={"chunks": 1000, "gap": 0.01}, stream=True)
@@ -197,7 +197,7 @@ def test_a_cut_stream_gives_its_place_back(gateway: SceneGateway) -> None:
         assert len(scene.journal("client_gone")) == 20
 
 
-def test_an_arrival_a_cancel_and_an_end_in_one_moment(gateway: SceneGateway) -> None:
+def test_an_arrival_a_cancel_and_an_end_in_one_moment(gateway: GatewayProcess) -> None:
     chance = random.Random(26)
     with Scene(gateway) as scene:
         for number in range(30):
@@ -220,7 +220,7 @@ def test_an_arrival_a_cancel_and_an_end_in_one_moment(gateway: SceneGateway) -> 
 # Lanes and slots.
 
 
-def test_a_load_holds_up_its_own_lane_only(gateway: SceneGateway) -> None:
+def test_a_load_holds_up_its_own_lane_only(gateway: GatewayProcess) -> None:
     with Scene(gateway, aside=["elsewhere"]) as scene:
         assert scene.ask("elsewhere", "warms").status == 200
         loads = scene.send("slow", "loads")
@@ -235,7 +235,7 @@ def test_a_load_holds_up_its_own_lane_only(gateway: SceneGateway) -> None:
         }
 
 
-def test_three_slots_run_three_jobs_side_by_side(gateway: SceneGateway) -> None:
+def test_three_slots_run_three_jobs_side_by_side(gateway: GatewayProcess) -> None:
     with Scene(gateway, places=3) as scene:
         calls = [scene.send("wide", f"{n}", stub={"dur": 1}) for n in range(4)]
         in_time(lambda: len(scene.ran()) == 3, "three run")
@@ -248,7 +248,7 @@ def test_three_slots_run_three_jobs_side_by_side(gateway: SceneGateway) -> None:
         assert starts[3] >= min(ends), "the fourth in the place of the first that ended"
 
 
-def test_another_model_waits_for_all_slots_and_is_not_overtaken(gateway: SceneGateway) -> None:
+def test_another_model_waits_for_all_slots_and_is_not_overtaken(gateway: GatewayProcess) -> None:
     with Scene(gateway, places=3) as scene:
         assert scene.ask("wide", "warms").status == 200
         first = [scene.send("wide", f"wide-{n}", stub={"dur": 1}) for n in range(2)]

@@ -9,24 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway import stub_models
-from tests.support.scene import PATIENCE_S, Call, Scene, SceneGateway, assert_clean, in_time
+from tests.support.gateway import GatewayProcess, stub_models
+from tests.support.scene import PATIENCE_S, Call, Scene, assert_clean, in_time
 from tests.support.stub_client import leftovers
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> SceneGateway:
-    return SceneGateway(tmp_path, stub_models("mA", "mB") + stub_models("slow", flags="--boot 600").partition("\n")[2])
+def gateway(tmp_path: Path) -> GatewayProcess:
+    return GatewayProcess(
+        tmp_path, stub_models("mA", "mB") + stub_models("slow", flags="--boot 600").partition("\n")[2]
+    )
 
 
-def assert_ended_well(gateway: SceneGateway) -> None:
+def assert_ended_well(gateway: GatewayProcess) -> None:
     assert gateway.process.wait(PATIENCE_S) == 0, gateway.log.read_text()
     assert leftovers(gateway.stub_id) == []
     assert_clean(gateway.log.read_text())
     assert "shutdown complete" in gateway.log.read_text()
 
 
-def refuses_connections(gateway: SceneGateway) -> bool:
+def refuses_connections(gateway: GatewayProcess) -> bool:
     try:
         socket.create_connection(("127.0.0.1", gateway.port)).close()
     except ConnectionRefusedError:
@@ -35,7 +37,7 @@ def refuses_connections(gateway: SceneGateway) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
-def test_a_running_job_finishes_and_waiting_ones_are_told(gateway: SceneGateway, number: signal.Signals) -> None:
+def test_a_running_job_finishes_and_waiting_ones_are_told(gateway: GatewayProcess, number: signal.Signals) -> None:
     with gateway.unguarded(), Scene(gateway, last=True) as scene:
         running = scene.send("mA", "runs", stub={"chunks": 30, "gap": 0.05}, stream=True)
         scene.until_running("runs")
@@ -55,7 +57,7 @@ def test_a_running_job_finishes_and_waiting_ones_are_told(gateway: SceneGateway,
         assert scene.ran() == ["runs"]
 
 
-def test_a_second_signal_ends_running_jobs_at_once(gateway: SceneGateway) -> None:
+def test_a_second_signal_ends_running_jobs_at_once(gateway: GatewayProcess) -> None:
     with gateway.unguarded(), Scene(gateway, last=True) as scene:
         running = scene.send("mA", "runs", stub={"dur": 600})
         scene.until_running("runs")
@@ -67,7 +69,7 @@ def test_a_second_signal_ends_running_jobs_at_once(gateway: SceneGateway) -> Non
         assert_ended_well(gateway)
 
 
-def test_two_signals_in_one_moment_count_as_two(gateway: SceneGateway) -> None:
+def test_two_signals_in_one_moment_count_as_two(gateway: GatewayProcess) -> None:
     with gateway.unguarded(), Scene(gateway, last=True) as scene:
         running = scene.send("mA", "runs", stub={"dur": 20})
         scene.until_running("runs")
@@ -78,7 +80,7 @@ def test_two_signals_in_one_moment_count_as_two(gateway: SceneGateway) -> None:
         assert scene.journal("req_end") == [], "it was not waited for"
 
 
-def test_a_request_on_a_kept_connection_is_refused_while_the_last_job_ends(gateway: SceneGateway) -> None:
+def test_a_request_on_a_kept_connection_is_refused_while_the_last_job_ends(gateway: GatewayProcess) -> None:
     with gateway.unguarded(), ThreadPoolExecutor(1) as pool, Scene(gateway, last=True) as scene:
         running = pool.submit(scene.ask, "mA", "runs", stub={"dur": 1.5})
         scene.until_running("runs")
@@ -94,7 +96,7 @@ def test_a_request_on_a_kept_connection_is_refused_while_the_last_job_ends(gatew
         assert scene.ran() == ["runs"]
 
 
-def test_a_load_is_given_up(gateway: SceneGateway) -> None:
+def test_a_load_is_given_up(gateway: GatewayProcess) -> None:
     with gateway.unguarded(), Scene(gateway, last=True) as scene:
         loading = scene.send("slow", "loads")
         in_time(lambda: scene.journal("boot"), "it loads")
@@ -105,7 +107,7 @@ def test_a_load_is_given_up(gateway: SceneGateway) -> None:
         assert scene.journal("ready") == []
 
 
-def test_streams_without_an_end_and_idle_connections_hold_nothing_up(gateway: SceneGateway) -> None:
+def test_streams_without_an_end_and_idle_connections_hold_nothing_up(gateway: GatewayProcess) -> None:
     with (
         gateway.unguarded(),
         gateway.client() as client,
@@ -118,7 +120,7 @@ def test_streams_without_an_end_and_idle_connections_hold_nothing_up(gateway: Sc
         assert_ended_well(gateway)
 
 
-def test_a_request_that_is_still_being_sent_is_told(gateway: SceneGateway) -> None:
+def test_a_request_that_is_still_being_sent_is_told(gateway: GatewayProcess) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 100\r\n\r\nhalf a body"
     with gateway.unguarded():
         half = Call(gateway.port, head, "half")

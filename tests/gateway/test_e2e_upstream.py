@@ -10,13 +10,13 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from tests.support.gateway import stub_models
-from tests.support.scene import Call, Scene, SceneGateway, ask_raw, in_time
+from tests.support.gateway import GatewayProcess, stub_models
+from tests.support.scene import Call, Scene, ask_raw, in_time
 from tests.support.stub_client import stub_cmd
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SceneGateway]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     config = (
         stub_models("mA", extra="aliases: [alias]")
         + f"""\
@@ -33,7 +33,7 @@ groups:
   side-by-side: {{swap: false, members: [mA, org/mB, org, based]}}
 """
     )
-    with SceneGateway(tmp_path_factory.mktemp("upstream"), config) as gateway:
+    with GatewayProcess(tmp_path_factory.mktemp("upstream"), config) as gateway:
         yield gateway
 
 
@@ -56,7 +56,7 @@ groups:
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "PATCH"])
 def test_the_rest_of_the_path_reaches_the_server(
-    gateway: SceneGateway, method: str, target: str, model: str, line: str
+    gateway: GatewayProcess, method: str, target: str, model: str, line: str
 ) -> None:
     answer = ask_raw(gateway, method, target)
     assert answer.status == 200
@@ -69,7 +69,7 @@ def test_the_rest_of_the_path_reaches_the_server(
 @pytest.mark.parametrize(
     ("method", "status"), [("GET", 301), ("HEAD", 301), ("POST", 308), ("PUT", 308), ("DELETE", 308)]
 )
-def test_a_missing_slash_is_a_redirect_that_starts_nothing(gateway: SceneGateway, method: str, status: int) -> None:
+def test_a_missing_slash_is_a_redirect_that_starts_nothing(gateway: GatewayProcess, method: str, status: int) -> None:
     with Scene(gateway, together=True) as scene:
         for path in ("/upstream/mA", "/upstream/org%2FmB"):
             answer = gateway.request(method, f"{path}?a=%2F", follow_redirects=False)
@@ -78,7 +78,7 @@ def test_a_missing_slash_is_a_redirect_that_starts_nothing(gateway: SceneGateway
 
 
 @pytest.mark.parametrize("path", ["/upstream/none/x", "/upstream//x", "/upstream/", "/upstream/none"])
-def test_an_unknown_model_is_told(gateway: SceneGateway, path: str) -> None:
+def test_an_unknown_model_is_told(gateway: GatewayProcess, path: str) -> None:
     answer = gateway.get(path)
     assert answer.status_code == 404
     assert "no router for requested model" in answer.json()["error"]["message"]
@@ -87,7 +87,7 @@ def test_an_unknown_model_is_told(gateway: SceneGateway, path: str) -> None:
 # Page assets.
 
 
-def test_a_pages_assets_start_no_model_and_take_no_place(gateway: SceneGateway) -> None:
+def test_a_pages_assets_start_no_model_and_take_no_place(gateway: GatewayProcess) -> None:
     assets = ["app.js", "a/b.css?v=1", "x.png", "robots.txt", "i.ico"]
     with Scene(gateway, places=100, together=True) as scene:
         for asset in assets:
@@ -111,7 +111,7 @@ def test_a_pages_assets_start_no_model_and_take_no_place(gateway: SceneGateway) 
         assert waiting.answer().status == 200
 
 
-def test_assets_of_a_model_that_loads_are_refused(gateway: SceneGateway) -> None:
+def test_assets_of_a_model_that_loads_are_refused(gateway: GatewayProcess) -> None:
     with Scene(gateway, together=True) as scene:
         loading = scene.send("slow", "loads")
         in_time(lambda: gateway.states() == {"slow": "starting"}, "it loads")
@@ -122,11 +122,11 @@ def test_assets_of_a_model_that_loads_are_refused(gateway: SceneGateway) -> None
 # Websockets.
 
 
-def websocket(gateway: SceneGateway, path: str) -> ClientConnection:
+def websocket(gateway: GatewayProcess, path: str) -> ClientConnection:
     return connect(f"ws://127.0.0.1:{gateway.port}{path}", proxy=None, open_timeout=60)
 
 
-def test_a_websocket_is_a_job_as_long_as_it_is_open(gateway: SceneGateway) -> None:
+def test_a_websocket_is_a_job_as_long_as_it_is_open(gateway: GatewayProcess) -> None:
     with Scene(gateway, together=True) as scene:
         scene.jobs += 1
         with websocket(gateway, "/upstream/alias/deep/ws?rid=socket") as echo:
@@ -145,7 +145,7 @@ def test_a_websocket_is_a_job_as_long_as_it_is_open(gateway: SceneGateway) -> No
         assert gateway.get(f"/api/jobs/{job['id']}").json()["outcome"] == "completed"
 
 
-def test_our_headers_of_a_websocket_count_and_are_not_passed_on(gateway: SceneGateway) -> None:
+def test_our_headers_of_a_websocket_count_and_are_not_passed_on(gateway: GatewayProcess) -> None:
     with Scene(gateway, together=True) as scene:
         scene.jobs += 1
         headers = {"X-LlamaSwap-Priority": "-98", "X-LlamaSwap-Member": "alice", "X-Other": "1"}
@@ -158,7 +158,7 @@ def test_our_headers_of_a_websocket_count_and_are_not_passed_on(gateway: SceneGa
         assert "llamaswap" not in json.dumps(arrived["headers"]).lower()
 
 
-def test_a_websocket_that_leaves_the_queue_is_never_opened(gateway: SceneGateway) -> None:
+def test_a_websocket_that_leaves_the_queue_is_never_opened(gateway: GatewayProcess) -> None:
     with Scene(gateway, together=True) as scene:
         running = scene.send("mA", "runs", stub={"dur": 600})
         scene.until_running("runs")
@@ -175,7 +175,7 @@ def test_a_websocket_that_leaves_the_queue_is_never_opened(gateway: SceneGateway
 
 
 @pytest.mark.parametrize("how", ["cancel", "unload"])
-def test_a_websocket_ends_with_its_job(gateway: SceneGateway, how: str) -> None:
+def test_a_websocket_ends_with_its_job(gateway: GatewayProcess, how: str) -> None:
     with Scene(gateway, together=True) as scene:
         scene.jobs += 1
         with websocket(gateway, "/upstream/mA/ws?rid=socket") as echo:
@@ -193,14 +193,14 @@ def test_a_websocket_ends_with_its_job(gateway: SceneGateway, how: str) -> None:
 @pytest.mark.parametrize(
     ("path", "status"), [("/upstream/none/ws", 404), ("/upstream/", 404), ("/v1/chat/completions", 501)]
 )
-def test_a_websocket_to_nowhere_is_refused(gateway: SceneGateway, path: str, status: int) -> None:
+def test_a_websocket_to_nowhere_is_refused(gateway: GatewayProcess, path: str, status: int) -> None:
     with pytest.raises(InvalidStatus) as refused, websocket(gateway, path):
         pass
     assert refused.value.response.status_code == status
     assert json.loads(refused.value.response.body or b"")["error"]["message"]
 
 
-def test_a_server_that_declines_a_websocket_is_heard(gateway: SceneGateway) -> None:
+def test_a_server_that_declines_a_websocket_is_heard(gateway: GatewayProcess) -> None:
     with Scene(gateway, together=True) as scene:
         scene.jobs += 1
         declined = "/upstream/mA/no-socket?rid=declined&stub=%7B%22status%22:426%7D"
@@ -214,7 +214,7 @@ def test_a_server_that_declines_a_websocket_is_heard(gateway: SceneGateway) -> N
 
 
 @pytest.mark.parametrize("path", ["/upstream/mA/v1/x", "/v1/chat/completions", "/v1/models", "/nowhere"])
-def test_a_preflight_starts_nothing(gateway: SceneGateway, path: str) -> None:
+def test_a_preflight_starts_nothing(gateway: GatewayProcess, path: str) -> None:
     with Scene(gateway, together=True) as scene:
         asked = {
             "Origin": "http://page",

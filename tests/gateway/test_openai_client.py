@@ -10,32 +10,33 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from tests.support.scene import SceneGateway, in_time
+from tests.support.gateway import GatewayProcess
+from tests.support.scene import in_time
 
 FRESH = {"cache_prompt": False}  # where two answers are compared, none builds on what an earlier request left
 QUESTION: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SceneGateway]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     folder = tmp_path_factory.mktemp("openai")
     models = "models:\n"
     for name in ("smollm2", "minilm"):
         words = [sys.executable, "-m", "swaplane.demo.chat_server", "--model", name]
         models += f"  {name}:\n    cmd: {shlex.join(words)} --port ${{PORT}}\n    proxy: http://127.0.0.1:${{PORT}}\n"
         models += f'    env: ["XDG_CACHE_HOME={folder}"]\n'
-    with SceneGateway(folder, models) as gateway:
+    with GatewayProcess(folder, models) as gateway:
         yield gateway
 
 
 @pytest.fixture
-def client(gateway: SceneGateway) -> Iterator[openai.OpenAI]:
+def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", timeout=100, max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-async def async_client(gateway: SceneGateway) -> AsyncIterator[openai.AsyncOpenAI]:
+async def async_client(gateway: GatewayProcess) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="unused", timeout=100, max_retries=0) as client:
         yield client
 
@@ -44,7 +45,7 @@ def test_the_models_are_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["minilm", "smollm2"]
 
 
-def test_a_chat_and_what_became_of_its_priority(client: openai.OpenAI, gateway: SceneGateway) -> None:
+def test_a_chat_and_what_became_of_its_priority(client: openai.OpenAI, gateway: GatewayProcess) -> None:
     raw = client.chat.completions.with_raw_response.create(
         model="smollm2",
         messages=QUESTION,
@@ -75,7 +76,7 @@ def test_a_streamed_chat_says_the_same(client: openai.OpenAI) -> None:
     assert text == whole.choices[0].message.content
 
 
-def test_a_stream_that_is_closed_gives_its_place_back(client: openai.OpenAI, gateway: SceneGateway) -> None:
+def test_a_stream_that_is_closed_gives_its_place_back(client: openai.OpenAI, gateway: GatewayProcess) -> None:
     with client.chat.completions.create(
         model="smollm2", messages=QUESTION, max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
     ) as stream:
@@ -86,7 +87,7 @@ def test_a_stream_that_is_closed_gives_its_place_back(client: openai.OpenAI, gat
     assert client.chat.completions.create(model="smollm2", messages=QUESTION, max_tokens=2).choices
 
 
-def test_embeddings_swap_the_model_in(client: openai.OpenAI, gateway: SceneGateway) -> None:
+def test_embeddings_swap_the_model_in(client: openai.OpenAI, gateway: GatewayProcess) -> None:
     texts = ["A cat sits on a mat.", "A kitten rests on a rug.", "Quarterly revenue grew."]
     answer = client.embeddings.create(model="minilm", input=texts)
     cat, kitten, revenue = (item.embedding for item in answer.data)
@@ -104,7 +105,7 @@ def test_errors_are_the_clients_own_kinds(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_asynchronous_client(async_client: openai.AsyncOpenAI, gateway: SceneGateway) -> None:
+async def test_the_asynchronous_client(async_client: openai.AsyncOpenAI, gateway: GatewayProcess) -> None:
     answer = await async_client.chat.completions.create(
         model="smollm2", messages=QUESTION, max_tokens=12, temperature=0, extra_body=FRESH
     )

@@ -84,7 +84,9 @@ def play(dispatcher: Dispatcher, metrics: Metrics, now: float, *events: Event) -
 def test_every_metric_has_its_agreed_name_and_labels() -> None:
     metrics, dispatcher = Metrics(), new_dispatcher()
     metrics.job_sent("gpu", "normal", 1.0)
-    metrics.job_ended(lane="gpu", band="normal", model="mA", member="anna", outcome=Outcome.COMPLETED, run_s=2.0, slots=1)
+    metrics.job_ended(
+        lane="gpu", band="normal", model="mA", member="anna", outcome=Outcome.COMPLETED, run_s=2.0, slots=1
+    )
     metrics.dispatched(dispatch(contender("1"), first_come=contender("2", model="mB")))
     metrics.model_started("mA", "gpu", StartCause.IDLE)
     metrics.model_ready("mA", 3.0)
@@ -171,7 +173,9 @@ def test_a_bucket_counts_what_is_at_most_its_bound() -> None:
 
 def test_a_job_that_was_not_run_has_an_outcome_and_no_run_time() -> None:
     metrics, dispatcher = Metrics(), new_dispatcher()
-    metrics.job_ended(lane="gpu", band="batch", model="mA", member="anna", outcome=Outcome.LEFT_WAITING, run_s=None, slots=1)
+    metrics.job_ended(
+        lane="gpu", band="batch", model="mA", member="anna", outcome=Outcome.LEFT_WAITING, run_s=None, slots=1
+    )
     found = samples(metrics, dispatcher)
     assert found["swaplane_jobs_total"][key("gpu", "batch", "left_waiting")] == 1
     assert sum(found["swaplane_jobs_total"].values()) == 1
@@ -183,8 +187,8 @@ def test_members_beyond_the_limit_share_one_series() -> None:
     metrics, dispatcher = Metrics(), new_dispatcher()
     for number in [*range(MEMBERS_SHOWN + 50), 0]:
         metrics.job_ended(
-            lane="gpu", band="normal", model="mA", member=f"m{number}", outcome=Outcome.COMPLETED, run_s=2.0
-        , slots=1)
+            lane="gpu", band="normal", model="mA", member=f"m{number}", outcome=Outcome.COMPLETED, run_s=2.0, slots=1
+        )
     seconds = samples(metrics, dispatcher)["swaplane_member_gpu_seconds_total"]
     assert len(seconds) == MEMBERS_SHOWN + 1
     assert seconds[key("m0")] == 4.0

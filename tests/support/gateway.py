@@ -44,6 +44,7 @@ class GatewayProcess:
         self.write_config(config)
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: list[socket.socket] = []
+        self._kept = self.client()  # management paths are polled over one connection
 
     def write_config(self, config: str) -> None:
         """Replace the configuration file; stub ports of parallel test runs are kept apart."""
@@ -83,6 +84,7 @@ class GatewayProcess:
     def _close_connections(self) -> None:
         for connection in self._connections:
             connection.close()
+        self._kept.close()
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
@@ -108,8 +110,24 @@ class GatewayProcess:
 
     def get(self, path: str) -> httpx2.Response:
         """GET a management path."""
+        return self._kept.get(path)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        """Any other request that is answered at once."""
+        return self._kept.request(method, path, **options)
+
+    def lanes(self) -> dict[str, dict[str, Any]]:
+        """The lanes of /api/queue by name."""
+        return {lane["name"]: lane for lane in self.get("/api/queue").json()["lanes"]}
+
+    def states(self) -> dict[str, str]:
+        """The state of each model that is not stopped."""
+        return {model["model"]: model["state"] for model in self.get("/running").json()["running"]}
+
+    def unload(self, model: str = "") -> httpx2.Response:
+        """Stop one model, or all; returns when the gateway says that they are gone."""
         with self.client() as client:
-            return client.get(path)
+            return client.post("/api/models/unload" + (f"/{model}" if model else ""))
 
     def chat(self, model: str, *, stub: dict[str, Any] | None = None, **body: Any) -> httpx2.Response:
         """One chat request, waited for."""
@@ -118,8 +136,7 @@ class GatewayProcess:
 
     def queue(self) -> dict[str, Any]:
         """The lane `gpu` of /api/queue."""
-        lanes: list[dict[str, Any]] = self.get("/api/queue").json()["lanes"]
-        return next(lane for lane in lanes if lane["name"] == "gpu")
+        return self.lanes()["gpu"]
 
     def journal(self, *events: str) -> list[dict[str, Any]]:
         """What the stubs wrote down."""

@@ -8,22 +8,17 @@ zero, no descriptor, no process, no trace of an error in the log.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import itertools
 import json
 import os
-import random
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-import httpx2
 
 from tests.support.gateway import GatewayProcess
 from tests.support.stub_client import eventually, leftovers, zombies_of
@@ -31,62 +26,6 @@ from tests.support.stub_client import eventually, leftovers, zombies_of
 PATIENCE_S = 60.0  # far longer than anything takes; only a hang reaches it
 GONE_SEEN_S = 0.5  # a stub on a busy machine writes down that its caller has gone this much later at most
 SPARE_FILES = 5
-
-
-class SceneGateway(GatewayProcess):
-    """A gateway whose management paths are read over one connection, so that polling it costs little."""
-
-    def __init__(self, folder: Path, config: str) -> None:
-        super().__init__(folder, config)
-        self._kept = httpx2.Client(base_url=self.url, timeout=PATIENCE_S, trust_env=False)
-
-    def write_config(self, config: str) -> None:
-        """Replace the configuration file; its models get ports that no connection of the machine's is given."""
-        super().write_config(config if "startPort" in config else f"startPort: {quiet_ports()}\n" + config)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._kept.close()
-        super().__exit__(kind, error, tb)
-
-    @contextlib.contextmanager
-    def unguarded(self) -> Iterator[None]:
-        """Start it for a test that ends it in its own way: nothing is checked at the end."""
-        with contextlib.closing(self._kept), super().unguarded():
-            yield
-
-    def get(self, path: str) -> httpx2.Response:
-        """GET a management path."""
-        return self._kept.get(path)
-
-    def request(self, method: str, path: str, **options: Any) -> httpx2.Response:
-        """Any other request that is answered at once."""
-        return self._kept.request(method, path, **options)
-
-    def lanes(self) -> dict[str, dict[str, Any]]:
-        """The lanes of /api/queue by name."""
-        return {lane["name"]: lane for lane in self.get("/api/queue").json()["lanes"]}
-
-    def states(self) -> dict[str, str]:
-        """The state of each model that is not stopped."""
-        return {model["model"]: model["state"] for model in self.get("/running").json()["running"]}
-
-    def unload(self, model: str = "") -> httpx2.Response:
-        """Stop one model, or all; returns when the gateway says that they are gone."""
-        with self.client() as client:
-            return client.post("/api/models/unload" + (f"/{model}" if model else ""))
-
-
-def quiet_ports(count: int = 10) -> int:
-    """The first of `count` free ports in a row, below those that the kernel gives to outgoing connections."""
-    while True:
-        first = random.randrange(12_000, 32_000 - count)
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    held.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-            return first
 
 
 @dataclass
@@ -168,7 +107,7 @@ class Call:
 
 
 def ask_raw(
-    gateway: SceneGateway, method: str, target: str, body: bytes = b"", headers: Iterable[tuple[str, str]] = ()
+    gateway: GatewayProcess, method: str, target: str, body: bytes = b"", headers: Iterable[tuple[str, str]] = ()
 ) -> Answer:
     """One request in exact bytes, waited for."""
     lines = [
@@ -192,7 +131,7 @@ class Scene:
 
     def __init__(
         self,
-        gateway: SceneGateway,
+        gateway: GatewayProcess,
         *,
         places: int = 1,
         aside: Iterable[str] = (),

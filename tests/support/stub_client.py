@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 import shlex
 import socket
 import sys
@@ -26,11 +28,20 @@ def stub_cmd(port: int | str, name: str = "mA", *flags: str) -> str:
     return shlex.join(words).replace("--port 0", f"--port {port}")
 
 
-def free_port() -> int:
-    """A port nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(in_a_row: int = 10) -> int:
+    """The first of some ports in a row on which nobody listens at this moment.
+
+    They lie below those that the kernel gives to outgoing connections, which could take one before its server.
+    """
+    while True:
+        first = random.randrange(12_000, 32_000 - in_a_row)
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(first, first + in_a_row):
+                    held.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return first
 
 
 def read_journal(path: Path, *events: str) -> list[dict[str, Any]]:

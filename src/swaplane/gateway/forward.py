@@ -21,7 +21,7 @@ from swaplane.gateway.wire import Wire
 
 _log = logging.getLogger(__name__)
 
-OUR_PREFIX = b"x-llamaswap-"  # requests' headers for the gateway alone
+OUR_PREFIX = b"x-llamaswap-"  # of headers between the gateway and its clients alone
 
 #: what governs one connection and must not govern the next
 _HOP_BY_HOP = frozenset(
@@ -254,6 +254,8 @@ def _downstream_headers(raw_headers: RawHeaders) -> tuple[RawHeaders, bool]:
                     continue
                 case _:
                     continue
+        elif lowered.startswith(OUR_PREFIX):
+            continue  # of another gateway behind this one; ours are the ones that speak of this job
         passed.append(header)
     if connection:
         passed = _without_named(passed, connection)

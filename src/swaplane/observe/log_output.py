@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
-import sys
+import select
 import time
 from collections.abc import MutableMapping
 from typing import Any
@@ -67,17 +68,49 @@ def _shown(value: object) -> str:
     return repr(text) if not text or _NEEDS_QUOTES.search(text) else text
 
 
+class StandardError:
+    """Standard error, written without ever waiting for its reader.
+
+    A pipe that nobody reads (a pager, a stuck collector) would stop the whole gateway at the next line.
+    What it does not take is dropped and counted; the count is told when it takes lines again.
+    """
+
+    def __init__(self, fd: int = 2) -> None:
+        self._fd = fd
+        self._writable = select.poll()
+        self._writable.register(fd, select.POLLOUT)
+        self._dropped = 0
+
+    def write(self, line: bytes) -> None:
+        """Write one line, or drop it."""
+        if self._dropped and self._put(b"... %d lines dropped: nobody read them ...\n" % self._dropped):
+            self._dropped = 0
+        if self._dropped or not self._put(line):
+            self._dropped += 1
+
+    def _put(self, data: bytes) -> bool:
+        # A pipe that is writable takes this much without blocking.
+        for start in range(0, len(data), select.PIPE_BUF):
+            if not self._writable.poll(0):
+                return False
+            try:
+                os.write(self._fd, data[start : start + select.PIPE_BUF])
+            except OSError:  # its reader is gone, or its disk is full
+                return False
+        return True
+
+
 class _Sink:
     """What structlog writes to."""
 
     def __init__(self, logs: LogHub) -> None:
         self._logs = logs
+        self._standard_error = StandardError()
 
     def msg(self, line: str) -> None:
-        line += "\n"  # written in one piece, which is one system call
-        sys.stderr.write(line)
-        sys.stderr.flush()
-        self._logs.proxy.write(line.encode("utf-8", "backslashreplace"))
+        data = line.encode("utf-8", "backslashreplace") + b"\n"
+        self._standard_error.write(data)
+        self._logs.proxy.write(data)
 
     debug = info = warning = error = critical = msg
 
