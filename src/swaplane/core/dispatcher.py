@@ -352,8 +352,7 @@ class Dispatcher:
     def _serve_grants(self, lane: LaneState, now: float) -> None:
         """Send ready models their granted jobs and start stopped ones, once nothing that must leave is left."""
         for model in self._of_lane(lane):
-            loading = model.loading
-            if not loading:
+            if not model.grants or not (loading := model.loading):
                 continue
             if leaving := self._must_leave(model):
                 self._make_leave(leaving)  # after a change of the residency rules, some may not have been told yet

@@ -4,9 +4,10 @@
 the job with the best score, its clock being its submit time. (2) Between the candidates the best score wins,
 the clock being the member's turn clock. Ties: earlier clock, then arrival number.
 
-Only heads can win: the first job of each (member, band, model, priority). The first pass does not depend on
-`now`, because all scores grow at the same rate, so its result is kept until one of the heads or the set of
-resident models changes. A decision costs one scan over the (member, band)s that wait.
+Only heads can win: the first job of each (member, band, model, priority). All scores grow at the same rate, so
+`now` cancels out of every comparison. What is compared is `points * divisor - clock`, in seconds and not in
+points, because that keeps equal scores exactly equal; it is kept until a head, the set of resident models or the
+clock changes. A decision costs one scan over the (member, band)s that wait.
 
 The queue starts nothing and does not know whether the winner fits; that is the dispatcher's matter.
 """
@@ -17,22 +18,27 @@ from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from swaplane.core.events import Job
 from swaplane.core.score import ScoreRules
 from swaplane.core.turns import TurnClock, turn_key
 
+#: (seconds of aging that the job is ahead, or without aging its points; -clock; -seq; the job): the greatest wins.
+Rank = tuple[float, float, int, Job]
 
-class Candidates(NamedTuple):
-    """The first pass of one (member, band): the job that represents it under each rule."""
 
-    full: Job
-    full_points: float  #: its priority + affinity
-    without_affinity: Job
-    without_aging: Job
-    without_aging_points: float  #: its priority + affinity
+class Ranks(NamedTuple):
+    """A (member, band) in the second pass: the job that represents it in each comparison, with its rank."""
+
+    full: Rank
+    without_aging: Rank
+    without_affinity: Rank
+    without_turns: Rank
     first_come: Job
+    of: Candidacy
 
 
 class Candidacy(ABC):
@@ -41,9 +47,11 @@ class Candidacy(ABC):
     def __init__(self, band: str, clock: TurnClock) -> None:
         self.band = band
         self.clock = clock
-        self._plain: tuple[Job, Job, Job] | None = None
-        self._best: Candidates | None = None
-        self._best_for: Collection[str] | None = None
+        self._affinities: dict[int, float] = {}  # by priority
+        self._plain: tuple[Rank, Rank, Job] | None = None
+        self._ranks: Ranks | None = None
+        self._ranked_for: Collection[str] = ()  # the resident models and ...
+        self._ranked_from = inf  # ... the floor of the clock for which the ranks hold
 
     @abstractmethod
     def heads(self) -> Iterable[Job]:
@@ -54,41 +62,71 @@ class Candidacy(ABC):
         """The first job of each line of one model."""
 
     def heads_changed(self) -> None:
-        """Forget the first pass."""
-        self._plain = self._best = None
+        """Forget both passes."""
+        self._plain = self._ranks = None
 
-    def best(self, resident: Collection[str], rules: ScoreRules) -> Candidates:
-        """The first pass. `resident` is compared by identity: pass the same object until it changes."""
-        if self._best is None or self._best_for is not resident:
-            self._best = self._compare(resident, rules)
-            self._best_for = resident
-        return self._best
+    def ranks(self, now: float, resident: Collection[str], rules: ScoreRules) -> Ranks:
+        """Both passes' part in the comparison. `resident` is known by identity: pass the same object until it changes.
 
-    def _compare(self, resident: Collection[str], rules: ScoreRules) -> Candidates:
-        def aged(job: Job, affinity: float = 0.0) -> tuple[float, float, int]:
-            # Every clock is the submit time here, so `now` cancels out of the comparison.
-            points = job.priority + affinity - job.submitted_at / rules.aging_divisor_s
-            return (points, -job.submitted_at, -job.seq)
+        The rules are those of the queue, for good.
+        """
+        floor = self.clock.floor(now, rules)
+        if self._ranks is None or self._ranked_from != floor or self._ranked_for is not resident:
+            self._ranks = self._rank(floor, resident, rules)
+            self._ranked_from, self._ranked_for = floor, resident
+        return self._ranks
 
-        def unaged(job: Job, affinity: float = 0.0) -> tuple[float, float, int]:
-            return (job.priority + affinity, -job.submitted_at, -job.seq)
-
+    def _rank(self, floor: float, resident: Collection[str], rules: ScoreRules) -> Ranks:
+        # (1) Every clock is the submit time.
+        divisor = rules.aging_divisor_s
         if self._plain is None:
             heads = list(self.heads())
-            self._plain = (max(heads, key=aged), max(heads, key=unaged), min(heads, key=lambda job: job.seq))
+            self._plain = (
+                max(_ranked(job, 0.0, divisor) for job in heads),
+                max(_unaged(job, 0.0) for job in heads),
+                min(heads, key=_ARRIVAL),
+            )
         by_age, by_number, first_come = self._plain
+        full, number = by_age, by_number
         # Affinity only adds, so beside the best without it only the resident models' heads can win with it.
-        favoured = [(job, rules.affinity_for(job.priority)) for model in resident for job in self.heads_of(model)]
-        full, full_affinity = max([(by_age, 0.0), *favoured], key=lambda each: aged(*each))
-        number, number_affinity = max([(by_number, 0.0), *favoured], key=lambda each: unaged(*each))
-        return Candidates(
-            full=full,
-            full_points=full.priority + full_affinity,
-            without_affinity=by_age,
-            without_aging=number,
-            without_aging_points=number.priority + number_affinity,
+        for model in resident:
+            for job in self.heads_of(model):
+                affinity = self._affinity(job, rules)
+                full = max(full, _ranked(job, affinity, divisor))
+                number = max(number, _unaged(job, affinity))
+        # (2) The turn clock.
+        return Ranks(
+            full=_on_turn(full, floor),
+            without_aging=_on_turn(number, floor, aging=False),
+            without_affinity=_on_turn(by_age, floor),
+            without_turns=full,
             first_come=first_come,
+            of=self,
         )
+
+    def _affinity(self, job: Job, rules: ScoreRules) -> float:
+        affinity = self._affinities.get(job.priority)
+        if affinity is None:
+            affinity = self._affinities[job.priority] = rules.affinity_for(job.priority)
+        return affinity
+
+
+def _ranked(job: Job, affinity: float, divisor: float) -> Rank:
+    """A job's rank on its submit time."""
+    return ((job.priority + affinity) * divisor - job.submitted_at, -job.submitted_at, -job.seq, job)
+
+
+def _unaged(job: Job, affinity: float) -> Rank:
+    return (job.priority + affinity, -job.submitted_at, -job.seq, job)
+
+
+def _on_turn(rank: Rank, floor: float, *, aging: bool = True) -> Rank:
+    """The same rank on the turn clock."""
+    ahead, minus_submitted, minus_seq, job = rank
+    later_s = floor + minus_submitted
+    if later_s <= 0:
+        return rank
+    return (ahead - later_s if aging else ahead, -floor, minus_seq, job)
 
 
 class Standing(Candidacy):
@@ -148,65 +186,32 @@ class Pick:
     first_come: Job  #: ... first-come-first-served
 
 
-_Rank = tuple[float, float, int]  #: (points, -clock, -seq): more points, then the earlier clock, then arrival
-_LAST: _Rank = (float("-inf"), 0.0, 0)
-
-
 def pick(candidacies: Iterable[Candidacy], *, now: float, resident: Collection[str], rules: ScoreRules) -> Pick | None:
     """The second pass, with its four variants: the same comparison with one term switched off.
 
     The variant without aging keeps the turn clock as its tie-break, so that taking turns is not blamed on
     aging. None when there is no candidate.
     """
-    divisor = rules.aging_divisor_s
-    best = second = best_unaged = best_unaffine = best_unturned = _LAST
-    winner: tuple[Job, Candidacy] | None = None
-    second_job: Job | None = None
-    first: Job | None = None
-    for each in candidacies:
-        found = each.best(resident, rules)
-        starts_at = each.clock.starts_at
-
-        job = found.full
-        clock = starts_at(job.submitted_at, now, rules)
-        rank = (found.full_points + (now - clock) / divisor, -clock, -job.seq)
-        if rank > best:
-            second, second_job = best, winner[0] if winner else None
-            best, winner = rank, (job, each)
-        elif rank > second:
-            second, second_job = rank, job
-
-        rank = (found.full_points + (now - job.submitted_at) / divisor, -job.submitted_at, -job.seq)
-        if rank > best_unturned:
-            best_unturned, unturned = rank, job
-
-        job = found.without_affinity
-        clock = starts_at(job.submitted_at, now, rules)
-        rank = (job.priority + (now - clock) / divisor, -clock, -job.seq)
-        if rank > best_unaffine:
-            best_unaffine, unaffine = rank, job
-
-        job = found.without_aging
-        clock = starts_at(job.submitted_at, now, rules)
-        rank = (found.without_aging_points, -clock, -job.seq)
-        if rank > best_unaged:
-            best_unaged, unaged = rank, job
-
-        if first is None or found.first_come.seq < first.seq:
-            first = found.first_come
-    if winner is None or first is None:
+    ranks = [each.ranks(now, resident, rules) for each in candidacies]
+    if not ranks:
         return None
+    winner = max(ranks, key=_FULL)
+    runner_up = max((each for each in ranks if each is not winner), key=_FULL, default=None)
     return Pick(
-        winner=winner[0],
-        clock=-best[1],
-        candidacy=winner[1],
-        runner_up=second_job,
-        runner_up_clock=-second[1],
-        without_aging=unaged,
-        without_affinity=unaffine,
-        without_turns=unturned,
-        first_come=first,
+        winner=winner.full[-1],
+        clock=-winner.full[1],
+        candidacy=winner.of,
+        runner_up=runner_up.full[-1] if runner_up else None,
+        runner_up_clock=-runner_up.full[1] if runner_up else 0.0,
+        without_aging=max(ranks, key=_WITHOUT_AGING).without_aging[-1],
+        without_affinity=max(ranks, key=_WITHOUT_AFFINITY).without_affinity[-1],
+        without_turns=max(ranks, key=_WITHOUT_TURNS).without_turns[-1],
+        first_come=min((each.first_come for each in ranks), key=_ARRIVAL),
     )
+
+
+_FULL, _WITHOUT_AGING, _WITHOUT_AFFINITY, _WITHOUT_TURNS = map(itemgetter, range(4))
+_ARRIVAL: attrgetter[int] = attrgetter("seq")
 
 
 class Queue:

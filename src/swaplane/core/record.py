@@ -37,7 +37,7 @@ def record(
         submitted_at=pick.winner.submitted_at,
         clock=pick.clock,
         runner_up=runner_up,
-        margin=winner.score.total - runner_up.score.total if runner_up else None,
+        margin=max(0.0, winner.score.total - runner_up.score.total) if runner_up else None,  # rounding aside
         without_aging=on_turn(pick.without_aging),
         without_affinity=on_turn(pick.without_affinity),
         without_turns=on_turn(pick.without_turns),

@@ -10,6 +10,8 @@ members with the same number take turns. `queue` asks; `dispatcher` reports star
 
 from __future__ import annotations
 
+from math import inf
+
 from swaplane.core.score import ScoreRules
 
 
@@ -34,13 +36,15 @@ class TurnClock:
 
     def starts_at(self, submitted_at: float, now: float, rules: ScoreRules) -> float:
         """The moment (seconds) from which a job submitted at `submitted_at` ages in the comparison."""
+        return max(submitted_at, self.floor(now, rules))
+
+    def floor(self, now: float, rules: ScoreRules) -> float:
+        """The moment (seconds) before which no job starts to age."""
         if rules.aging_clock == "submit":
-            return submitted_at
+            return -inf
         if self.running:
             return now
-        if self.last_end is None:
-            return submitted_at
-        return max(submitted_at, self.last_end)
+        return -inf if self.last_end is None else self.last_end
 
     def __repr__(self) -> str:
         return f"<TurnClock running={self.running} last_end={self.last_end}>"
