@@ -1,8 +1,8 @@
 """An independent reading of the rules: who goes next by brute force, and how long anybody may be passed.
 
 Nothing here uses the queue or the turn clocks under test: every comparison goes over all waiting jobs, and
-clocks are plain numbers kept by `observer`. With times that are multiples of 1/4 s and divisors that are
-powers of two all sums are exact, so equal means equal.
+clocks are plain numbers kept by `observer`. With times that are multiples of 1/8 s and whole divisors all sums are
+exact, so equal means equal.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def judge(
             def of(job: Job) -> Rank:
                 points = job.priority + (affinity(job, resident, rules) if affine else 0.0)
                 if aging:
-                    points += (now - clock(job)) / rules.aging_divisor_s
+                    points = points * rules.aging_divisor_s + (now - clock(job))  # in seconds: exact
                 return (points, -clock(job), -job.seq)
 
             return of

@@ -116,6 +116,20 @@ def test_a_model_that_crashes_between_its_turn_and_its_run_is_started_again() ->
     assert world.stopped("b") == ["start a (idle)"]
 
 
+def test_a_crashed_model_is_not_started_beside_its_running_jobs() -> None:
+    polite = Group(name="polite", members=frozenset({"b"}), exclusive=False)
+    slots = ModelPlan(id="a", lane="gpu", slots=2)
+    world = World(make_plan(slots, "b", lanes=[LanePlan(name="gpu", size=2)], groups=[polite]))
+    world.have_ready("a")
+    world.arrive("1", "a")
+    world.have_ready("b")
+    assert world.arrive("2", "a") == ["stop b (swap)"]
+    assert world.crash("a") == []
+    assert world.stopped("b") == []
+    assert world.end("1", Outcome.UPSTREAM_BROKEN) == ["start a (idle)"]
+    assert world.ready("a") == ["run 2"]
+
+
 # Idle time.
 
 

@@ -17,6 +17,7 @@ class Line:
     def __init__(self, rules: ScoreRules | None = None) -> None:
         self.queue = Queue(rules or ScoreRules())
         self.seq = 0
+        self._residents: dict[tuple[str, ...], frozenset[str]] = {}
 
     def add(self, job_id: str, *, priority: int = 0, member: str = "ann", model: str = "m", at: float = 0.0) -> Job:
         self.seq += 1
@@ -30,7 +31,9 @@ class Line:
         self.queue.give_back(job, "gpu", until, ran=True)
 
     def pick(self, now: float, *resident: str) -> Pick:
-        found = self.queue.pick("gpu", now=now, resident=frozenset(resident))
+        # The same object for the same models, as the dispatcher does it.
+        same = self._residents.setdefault(resident, frozenset(resident))
+        found = self.queue.pick("gpu", now=now, resident=same)
         assert found is not None
         return found
 
@@ -270,6 +273,33 @@ def test_a_job_may_leave_from_the_middle_of_its_line() -> None:
     line.pick(0.0)
     line.queue.remove("2")
     assert line.order(0.0) == ["1", "3"]
+
+
+def test_a_comparison_follows_new_heads_and_other_resident_models() -> None:
+    line = Line()
+    line.add("1", model="a")
+    assert line.pick(0.0).winner.id == "1"
+    line.add("2", model="b")
+    assert line.pick(0.0).winner.id == "1"
+    assert line.pick(0.0, "b").winner.id == "2"
+    assert line.pick(0.0).winner.id == "1"
+    line.add("3", model="a", priority=1)
+    assert line.pick(0.0).winner.id == "3"
+    line.queue.remove("3")
+    assert line.pick(0.0).winner.id == "1"
+
+
+def test_a_comparison_follows_the_clock() -> None:
+    line = Line()
+    first = line.add("ann 1", member="ann")
+    line.add("ann 2", member="ann")
+    line.add("ben 1", member="ben", at=10.0)
+    assert line.pick(20.0).winner.id == "ann 1"
+    line.queue.take(first.id)
+    assert line.pick(20.0).winner.id == "ben 1"
+    line.queue.give_back(first, "gpu", 20.0, ran=False)
+    pick = line.pick(20.0)
+    assert (pick.winner.id, pick.clock) == ("ann 2", 0.0)
 
 
 def test_counts_and_names() -> None:
