@@ -43,6 +43,12 @@ def busy() -> World:
 # One lane.
 
 
+def test_the_next_job_is_told_of_the_swap_that_comes_before_it() -> None:
+    world = busy()
+    world.arrive("dan 1", "b", member="dan", priority=100)
+    assert view(world, "dan 1").reason == "next, when ann 1 of ann ends (a runs), then b loads"
+
+
 def test_an_idle_lane() -> None:
     view = gpu(World(make_plan("a", lanes=[LanePlan(name="gpu", size=2)])))
     assert (view.name, view.size, view.paused) == ("gpu", 2, False)

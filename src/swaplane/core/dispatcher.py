@@ -317,13 +317,14 @@ class Dispatcher:
         and no whole place is free; (4) a model that must leave for it still has jobs; (5) it would have to
         leave again for a model that is being loaded for a job.
         """
+        if not self.queue.count(lane.plan.name):
+            return False
         holders = [model for model in self._of_lane(lane) if model.grants]
         full = len(holders) >= lane.plan.size
         if lane.paused or self.shutting_down or (full and not any(model.takes_more for model in holders)):  # (1)
             return False
         pick = self.queue.pick(lane.plan.name, now=now, resident=lane.resident)
-        if pick is None:
-            return False
+        assert pick is not None  # noqa: S101 - somebody waits
         model = self.models[pick.winner.model]
         if model.grants and not model.takes_more:  # (2)
             return False

@@ -13,7 +13,7 @@ from itertools import islice
 
 from swaplane.core.dispatcher import Dispatcher
 from swaplane.core.events import Job
-from swaplane.core.queue import Candidacy, Standing, pick
+from swaplane.core.queue import Candidacy, Standing, leader
 from swaplane.core.score import Score
 from swaplane.core.state import Grant, LaneState, ModelPhase
 from swaplane.core.turns import TurnClock
@@ -94,15 +94,15 @@ def forecast(dispatcher: Dispatcher, lane: LaneState, now: float) -> Iterator[Jo
     resident = lane.resident
     for grant in holders:
         resident = _with(dispatcher, grant.job.model, resident)
-    while found := pick(standings, now=at, resident=resident, rules=dispatcher.rules):
-        job = found.winner
+    while found := leader(standings, now=at, resident=resident, rules=dispatcher.rules):
+        job = found.full[-1]
         yield job
         if job.model not in resident:
             resident = _with(dispatcher, job.model, resident)
             at += _load_s(dispatcher, job.model)
         at += _run_s(dispatcher, job.model)
-        served = found.candidacy
-        assert isinstance(served, _Imagined)  # noqa: S101 - pick returns what it was given
+        served = found.of
+        assert isinstance(served, _Imagined)  # noqa: S101 - it is one of those given
         served.clock.last_end = at
         served.take(job)
         if not served:
@@ -209,11 +209,11 @@ def _waiting_view(
         score=dispatcher.rules.score(job.priority, resident=job.model in lane.resident, now=now, clock=clock),
         waited_s=now - job.submitted_at,
         aging_s=now - clock,
-        reason=_waiting_reason(lane, position, grants, own_ahead),
+        reason=_waiting_reason(lane, job, position, grants, own_ahead),
     )
 
 
-def _waiting_reason(lane: LaneState, position: int | None, grants: list[Grant], own_ahead: Job | None) -> str:
+def _waiting_reason(lane: LaneState, job: Job, position: int | None, grants: list[Grant], own_ahead: Job | None) -> str:
     if lane.paused:
         return f"lane {lane.plan.name} is paused"
     if position is None:
@@ -224,4 +224,5 @@ def _waiting_reason(lane: LaneState, position: int | None, grants: list[Grant], 
         return f"behind {position - 1} with higher scores"
     holder = grants[0].job  # somebody holds a place: otherwise the first in line would have it
     doing = "runs" if grants[0].running else "loads"
-    return f"next, when {holder.id} of {holder.member} ends ({holder.model} {doing})"
+    swap = "" if job.model in {*lane.resident, holder.model} else f", then {job.model} loads"
+    return f"next, when {holder.id} of {holder.member} ends ({holder.model} {doing}){swap}"

@@ -214,6 +214,13 @@ _FULL, _WITHOUT_AGING, _WITHOUT_AFFINITY, _WITHOUT_TURNS = map(itemgetter, range
 _ARRIVAL: attrgetter[int] = attrgetter("seq")
 
 
+def leader(
+    candidacies: Iterable[Candidacy], *, now: float, resident: Collection[str], rules: ScoreRules
+) -> Ranks | None:
+    """The second pass without its variants: the winner's ranks; None when there is no candidate."""
+    return max((each.ranks(now, resident, rules) for each in candidacies), key=_FULL, default=None)
+
+
 class Queue:
     """The waiting jobs of all lanes, by (lane, member, band), and the turn clocks."""
 

@@ -24,6 +24,8 @@ def record(
         )
 
     def on_turn(job: Job) -> Contender:
+        if job is pick.winner:
+            return winner
         clock = queue.clock(job, lane.plan.name).starts_at(job.submitted_at, now, rules)
         return contender(job, clock)
 

@@ -65,11 +65,14 @@ class ScoreRules:
     fairness: Fairness = "turns"  #: whether members take turns, or a whole band is one line
     priority_min: int = -1000  #: smaller requests are clamped to this
     priority_max: int = 1000  #: larger requests are clamped to this
+    _values: tuple[int, ...] = field(init=False, repr=False, compare=False)  #: of the bands
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_values", tuple(band.value for band in self.bands))
 
     def band_of(self, priority: int) -> Band:
         """The greatest band that is not above `priority`; below all bands, the lowest."""
-        index = bisect_right(self.bands, priority, key=lambda band: band.value)
-        return self.bands[max(index - 1, 0)]
+        return self.bands[max(bisect_right(self._values, priority) - 1, 0)]
 
     def split(self, priority: int) -> tuple[int, int]:
         """`priority` as (base, tier_bonus): -98 is band -100 and tier bonus 2.
@@ -86,10 +89,10 @@ class ScoreRules:
         For bands and tiers this is `swap_affinity` (`band_fault` sees to the distance). A number just below
         the next band, such as 99, gets less, so that affinity never lifts a job into a higher band.
         """
-        higher = bisect_right(self.bands, priority, key=lambda band: band.value)
-        if higher == len(self.bands) or priority < self.bands[0].value:
+        higher = bisect_right(self._values, priority)
+        if higher == len(self._values) or priority < self._values[0]:
             return self.swap_affinity
-        room = self.bands[higher].value - priority - 1
+        room = self._values[higher] - priority - 1
         return min(self.swap_affinity, float(room))
 
     def aging(self, now: float, clock: float) -> float:
@@ -115,6 +118,5 @@ def band_distance(rules: ScoreRules) -> tuple[int, float] | None:
     """
     if len(rules.bands) < 2:
         return None
-    values = [band.value for band in rules.bands]
-    smallest = min(high - low for low, high in itertools.pairwise(values))
+    smallest = min(high.value - low.value for low, high in itertools.pairwise(rules.bands))
     return smallest, max(rules.tiers.values(), default=0) + rules.swap_affinity

@@ -65,7 +65,7 @@ class ModelState:
     @property
     def loading(self) -> list[Grant]:
         """The granted jobs that are not sent yet."""
-        return [grant for grant in self.grants.values() if not grant.running]
+        return [grant for grant in self.grants.values() if grant.sent_at is None]
 
     @property
     def takes_more(self) -> bool:
