@@ -113,8 +113,7 @@ class Dispatcher:
             case UnloadRequested():
                 self._unload(event.model, now)
             case LanePaused() | LaneResumed():
-                if event.lane in self.lanes:
-                    self.lanes[event.lane].paused = isinstance(event, LanePaused)
+                self._pause(event.lane, paused=isinstance(event, LanePaused))
             case PlanChanged():
                 self._plan_changed(event.plan, now)
             case ShutdownRequested():
@@ -221,6 +220,11 @@ class Dispatcher:
         self._stop(model, StopCause.UNLOAD)
 
     # What happened to the gateway.
+
+    def _pause(self, lane_name: str, *, paused: bool) -> None:
+        lane = self.lanes.get(lane_name)
+        if lane is not None:
+            lane.paused = paused
 
     def _plan_changed(self, plan: Plan, now: float) -> None:
         for name, model in list(self.models.items()):
