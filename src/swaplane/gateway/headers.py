@@ -28,7 +28,7 @@ ANONYMOUS = "anonymous"  #: the one member behind all requests that name none
 MEMBER_CHARS = 100  #: longest name of a member
 LABEL_CHARS = 200  #: longest label
 
-_NUMBER = re.compile(rb"([+-]?)0*+([0-9]*+)")
+_NUMBER = re.compile(rb"([+-]?)0*([0-9]*)")
 _LONGEST_NUMBER = 18  # digits; every longer number is outside all limits
 _CLEANED_BYTES = 4096  # of a text header; what comes later is cut off unread
 

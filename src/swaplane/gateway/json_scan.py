@@ -19,25 +19,27 @@ View = bytes | mmap.mmap
 _WINDOW = 64 << 10  # bytes that one regular expression may look at: about a millisecond
 _STRIDE = 1 << 20  # bytes of a mapped file that may be resident behind the scanner
 
-# Possessive throughout: none of these can backtrack.
-_SPACE = rb"[ \t\n\r]*+"
-_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_SCALAR = rb"(?:-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+|true|false|null)"
+# Each text has one way at most to match, so giving up takes no longer than trying. (Possessive quantifiers would
+# say so, but the `re` of Python 3.11.2, which Debian 12 has, gets them wrong.)
+_SPACE = rb"[ \t\n\r]*"
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_SCALAR = rb"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null)"
+_PLAIN = rb'[^"\[\]{}]*'
 # What may stand inside brackets, up to two levels of brackets deep.
-_FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"
-_NESTED = rb'(?:[^"\[\]{}]++|' + _STRING + rb"|[\[{]" + _FLAT + rb"[\]}])*+"
+_FLAT = _PLAIN + rb"(?:" + _STRING + _PLAIN + rb")*"
+_NESTED = _PLAIN + rb"(?:(?:" + _STRING + rb"|[\[{]" + _FLAT + rb"[\]}])" + _PLAIN + rb")*"
 
 _space = re.compile(_SPACE)
-_in_string = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_in_string = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _scalar = re.compile(_SCALAR)
-_number_rest = re.compile(rb"[-+.0-9eE]*+")
+_number_rest = re.compile(rb"[-+.0-9eE]*")
 _nested = re.compile(_NESTED, re.DOTALL)
-_openers = re.compile(rb"[\[{]*+")
-_closers = re.compile(rb"[\]}]*+")
+_openers = re.compile(rb"[\[{]*")
+_closers = re.compile(rb"[\]}]*")
 # A key with its colon; and its value with the delimiter after it, where all that is within the window.
 _member = re.compile(
-    _SPACE + rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"' + _SPACE + rb":" + _SPACE
-    + rb"(?:(" + _STRING + rb"|" + _SCALAR + rb"|[\[{]" + _NESTED + rb"[\]}])" + _SPACE + rb"([,}]))?+",
+    _SPACE + rb'"([^"\\]*(?:\\.[^"\\]*)*)"' + _SPACE + rb":" + _SPACE
+    + rb"(?:(" + _STRING + rb"|" + _SCALAR + rb"|[\[{]" + _NESTED + rb"[\]}])" + _SPACE + rb"([,}]))?",
     re.DOTALL,
 )  # fmt: skip
 

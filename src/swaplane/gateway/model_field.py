@@ -207,7 +207,7 @@ def _in_form(content_type: bytes, query: bytes, view: View) -> ModelField:
 def _pair(key: str) -> re.Pattern[bytes]:
     """One pair of a query or an urlencoded form with this key, each letter of which may be percent-encoded."""
     letters = "".join(f"(?:{letter}|%{ord(letter):02x}|%{ord(letter):02X})" for letter in key)
-    return re.compile(rb"&" + letters.encode() + rb"(?:=([^&]*+)|(?=&|\Z))")
+    return re.compile(rb"&" + letters.encode() + rb"(?:=([^&]*)|(?=&|\Z))")
 
 
 _MODEL_PAIR, _STREAM_PAIR = _pair("model"), _pair("stream")
