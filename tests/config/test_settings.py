@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from swaplane.config.problems import nearest
 from swaplane.config.settings import Settings
 from tests.config.reading import model, settings
 
@@ -43,11 +44,12 @@ def test_names_are_looked_up_exactly(read: Settings, name: str, model_id: str | 
 
 
 def test_the_nearest_names_are_offered_without_unlisted_models(read: Settings) -> None:
-    assert read.nearest("LLAMA-70") == ["llama-70b", "llama-8b"]
-    assert read.nearest("claud") == ["Claude"]
-    assert read.nearest("gpt-4-min", n=1) == ["gpt-4-mini"]
-    assert read.nearest("hidden-llama") == []
-    assert read.nearest("whisper") == []
+    names = read.listed_names()
+    assert nearest("LLAMA-70", names) == ["llama-70b", "llama-8b"]
+    assert nearest("claud", names) == ["Claude"]
+    assert nearest("gpt-4-min", names, n=1) == ["gpt-4-mini"]
+    assert nearest("hidden-llama", names) == []
+    assert nearest("whisper", names) == []
 
 
 def test_the_plan_holds_what_the_dispatcher_decides_by(read: Settings) -> None:

@@ -11,7 +11,6 @@ from swaplane.gateway.errors import (
     RequestRefused,
     UnknownModel,
     error_response,
-    nearest_names,
 )
 
 
@@ -110,7 +109,3 @@ def test_a_long_unknown_name_is_cut_and_not_compared() -> None:
     error = UnknownModel("x" * 5000, ["x" * 5000])
     assert error.message == f"no router for requested model `{'x' * 100}...`"
     assert error.name == "x" * 5000
-
-
-def test_nearest_names_is_limited() -> None:
-    assert len(nearest_names("model-0", [f"model-{n}" for n in range(9)])) == 3

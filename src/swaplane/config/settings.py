@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from swaplane.config.problems import nearest
 from swaplane.core.plan import LanePlan, ModelPlan, Plan
 from swaplane.core.residency import Group, Residency
 from swaplane.core.score import ScoreRules
@@ -79,10 +78,10 @@ class Settings:
         """The model of this id, else of this alias, exactly as written; None when there is none."""
         return self.models.get(name) or self._by_alias.get(name)
 
-    def nearest(self, name: str, n: int = 3) -> list[str]:
-        """At most `n` ids and aliases of listed models that resemble `name`, best first."""
+    def listed_names(self) -> list[str]:
+        """The ids and aliases of all models that are not unlisted."""
         listed = [model for model in self.models.values() if not model.unlisted]
-        return nearest(name, [known for model in listed for known in (model.id, *model.aliases)], n)
+        return [name for model in listed for name in (model.id, *model.aliases)]
 
     def plan(self) -> Plan:
         """What the dispatcher needs to know of it."""

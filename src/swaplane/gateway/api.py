@@ -8,7 +8,6 @@ runtime. The gateway passes it every request that leads to no model.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
@@ -16,10 +15,11 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 
+from swaplane.config.problems import nearest
 from swaplane.core.events import LanePaused, LaneResumed
 from swaplane.core.explain import job_view
 from swaplane.gateway.edge import Edge, not_routed
-from swaplane.gateway.errors import error_response, nearest_names
+from swaplane.gateway.errors import error_response, go_json
 from swaplane.gateway.log_stream import log_answer
 from swaplane.gateway.model_list import model_list, running_list
 from swaplane.gateway.queue_view import ended_json, job_json, queue_json
@@ -30,9 +30,6 @@ from swaplane.runtime import Runtime
 POSITIONS_COUNTED = 100  #: a job further back is told no position: each one costs a comparison of all who wait
 
 _INVALID_LOGGER = "invalid logger. Use 'proxy', 'upstream' or a model's ID"
-
-# JSON as Go writes it: these characters are escaped even where JSON allows them.
-_GO_ESCAPES = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 
 _INDEX = """\
 Swaplane {version}: one GPU, many jobs, who goes next.
@@ -202,7 +199,7 @@ class _Api:
     def _set_paused(self, request: Request, lane: str, event: LanePaused | LaneResumed) -> Response:
         lanes = self._runtime.dispatcher.lanes
         if lane not in lanes:
-            names = nearest_names(lane, lanes) or sorted(lanes)
+            names = nearest(lane, lanes) or sorted(lanes)
             return _error(
                 request, 404, f"no lane `{lane[:100]}`; there is " + " and ".join(f"`{name}`" for name in names)
             )
@@ -233,9 +230,7 @@ def _text(text: str) -> Response:
 
 
 def _json(value: Any, *, end: str = "") -> Response:
-    # `default`: a model's metadata may hold what YAML knows and JSON does not, such as a date.
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).translate(_GO_ESCAPES)
-    return Response((text + end).encode("utf-8", "replace"), media_type="application/json")
+    return Response((go_json(value) + end).encode("utf-8", "replace"), media_type="application/json")
 
 
 def _error(request: Request, status: int, message: str) -> Response:

@@ -78,7 +78,7 @@ class Gateway:
             field = await find_model(wire.method.decode("ascii"), content_type, query, body)
             model = self._runtime.settings.resolve(field.name)
             if model is None:
-                raise UnknownModel(field.name, self._known_names())
+                raise UnknownModel(field.name, self._runtime.settings.listed_names())
             if model.use_model_name:
                 rename(field, body, model.use_model_name)
             await self._job(wire, model, route.upstream_path.encode("ascii") + mark + query, body)
@@ -100,12 +100,8 @@ class Gateway:
         found = split_upstream(raw_path, self._runtime.settings.resolve)
         if found is None:
             name = unquote(raw_path.removeprefix(b"/upstream/").split(b"/")[0].decode("latin-1"))
-            raise UnknownModel(name, self._known_names())
+            raise UnknownModel(name, self._runtime.settings.listed_names())
         return found[0], found[1]
-
-    def _known_names(self) -> list[str]:
-        listed = [model for model in self._runtime.settings.models.values() if not model.unlisted]
-        return [name for model in listed for name in (model.id, *model.aliases)]
 
     async def _page_asset(self, wire: Wire, model: ModelSettings, target: bytes, body: Body) -> None:
         if not self._runtime.is_ready(model.id):

@@ -7,10 +7,11 @@ that answers without a model server.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
+
+from swaplane.config.problems import nearest
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -64,8 +65,12 @@ def error_json(status: int, message: str, *, code: str | None = None) -> str:
     """The JSON envelope as text without a newline, fit for a body or for the data of one SSE event."""
     kind, default_code = _KINDS.get(status) or (_OTHER_4XX if 400 <= status < 500 else _OTHER)
     error = {"message": message, "type": kind, "param": None, "code": code or default_code}
-    text = json.dumps({"src": "llama-swap", "error": error}, ensure_ascii=False, separators=(",", ":"))
-    return text.translate(_JSON_ESCAPES)
+    return go_json({"src": "llama-swap", "error": error})
+
+
+def go_json(value: object) -> str:
+    """JSON as Go writes it, in one line. What YAML knows and JSON does not, such as a date, becomes its text."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).translate(_JSON_ESCAPES)
 
 
 class RequestRefused(Exception):  # noqa: N818 (it is the client's fault or the machine's, not an error of ours)
@@ -101,7 +106,7 @@ class UnknownModel(RequestRefused):
         shown = name if len(name) <= _SHOWN_CHARS else name[:_SHOWN_CHARS] + "..."
         message = f"no router for requested model `{shown}`"
         # Long names are no typing slips, and comparing them with every known name takes long.
-        near = nearest_names(name, known) if len(name) <= _SHOWN_CHARS else []
+        near = nearest(name, known) if len(name) <= _SHOWN_CHARS else []
         if near:
             message += "; did you mean " + " or ".join(f"`{other}`" for other in near) + "?"
         super().__init__(message)
@@ -138,11 +143,3 @@ class BodyNotStored(RequestRefused):
 
     status = 507
     code = "insufficient_storage"
-
-
-def nearest_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """At most `limit` of the known names that look like `name`, best first; case does not matter."""
-    by_folded: dict[str, str] = {}
-    for other in known:
-        by_folded.setdefault(other.casefold(), other)
-    return [by_folded[match] for match in difflib.get_close_matches(name.casefold(), by_folded, n=limit)]
