@@ -54,6 +54,8 @@ log = structlog.get_logger("swaplane.runtime")
 #: How many ended jobs are remembered, so that asking for one by id tells how it ended.
 ENDED_REMEMBERED = 1000
 
+LAST_BYTES_S = 2.0  #: how long the last bytes of a server that is gone may take to pass
+
 
 class Runtime:
     """One gateway's dispatcher, model processes and jobs."""
@@ -208,11 +210,21 @@ class Runtime:
             case ModelReady():
                 self.metrics.model_ready(event.model, event.load_s)
             case ModelStopped() | ModelExited() | ModelStartFailed():
+                self._cut_orphans(event.model)
                 for gone in self._gone.pop(event.model, []):
                     if not gone.done():  # who waited for it may have given up
                         gone.set_result(None)
             case _:
                 pass
+
+    def _cut_orphans(self, model: str) -> None:
+        """End the jobs of a server that is gone; soon, because what it sent last may still be on its way.
+
+        Most end by themselves with their connection, but one whose client does not read is not even looked at.
+        """
+        orphans = [each for each in self._tickets.values() if each.job.model == model and each.sent_at is not None]
+        for ticket in orphans:
+            asyncio.get_running_loop().call_later(LAST_BYTES_S, ticket.cut, Outcome.UPSTREAM_BROKEN)
 
     def _carry_out(self, command: Command) -> None:
         match command:

@@ -73,6 +73,11 @@ def resident_kib(gateway: GatewayProcess) -> int:
 
 def test_a_header_of_64_kib_passes_and_an_endless_one_is_refused(gateway: GatewayProcess) -> None:
     with gateway:
+        with socket.create_connection(("127.0.0.1", gateway.port)) as connection:
+            connection.sendall(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: g\r\n\r\n")
+            answer = connection.recv(65536)
+            assert answer.split(b" ")[1] == b"414"
+            assert b"longer than 65535 bytes" in answer
         for bytes_sent, status in ((64 * 1024, b"200"), (2 * 1024 * 1024, b"431")):
             with socket.create_connection(("127.0.0.1", gateway.port)) as connection:
                 body = b'{"model": "mA"}'
@@ -162,6 +167,12 @@ def test_a_file_that_stops_parsing_changes_nothing(gateway: GatewayProcess) -> N
         gateway.process.send_signal(signal.SIGHUP)
         eventually(lambda: "the configuration stays as it was" in gateway.log.read_text(), "the fault is told")
         assert "models" in gateway.log.read_text().split("stays as it was")[1]
+        assert gateway.chat("mA").status_code == 200
+        assert len(gateway.journal("boot")) == 1
+
+        gateway.config.write_text("")  # as an editor does before it writes
+        gateway.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "it has no models" in gateway.log.read_text(), "an emptied file is told")
         assert gateway.chat("mA").status_code == 200
         assert len(gateway.journal("boot")) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import statistics
 import struct
@@ -87,3 +88,27 @@ def test_who_leaves_while_running_frees_the_place_at_once(tmp_path: Path, *, res
         assert statistics.median(idle_s) < 0.2, idle_s
         assert gateway.metric("swaplane_jobs_total", outcome="left_running") == CLIENTS
         assert gateway.metric("swaplane_jobs_total", outcome="completed") == CLIENTS
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+def test_who_sent_a_long_body_is_noticed_when_leaving_too(tmp_path: Path, pieces: int) -> None:
+    """A long body makes the gateway stop reading for a while; a departure must be seen all the same."""
+    content = json.dumps({"model": "mA", "rid": "long", "stub": {"dur": 600}, "pad": "x" * 300_000}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\n"
+    with GatewayProcess(tmp_path, stub_models("mA")) as gateway:
+        callers = []
+        for wanted in ("running", "waiting"):
+            caller = socket.create_connection(("127.0.0.1", gateway.port))
+            callers.append(caller)
+            caller.sendall(head + b"Content-Length: %d\r\n\r\n" % len(content))
+            step = len(content) // pieces + 1
+            for start in range(0, len(content), step):
+                caller.sendall(content[start : start + step])
+            eventually(lambda state=wanted: gateway.queue()[state], f"a job is {wanted}")  # type: ignore[misc]
+        eventually(lambda: gateway.journal("req_start"), "the first one's request is at the server")
+        callers[1].close()
+        eventually(lambda: not gateway.queue()["waiting"], "the one who waited is out of the line")
+        callers[0].close()
+        eventually(lambda: not gateway.queue()["running"], "the one who ran gave its place back")
+        eventually(lambda: gateway.journal("client_gone"), "the model's server knows it too")
+        assert len(gateway.journal("req_start")) == 1

@@ -14,6 +14,7 @@ import pytest
 from uvicorn.server import ServerState
 
 from swaplane.core.outcomes import Outcome
+from swaplane.gateway import forward
 from swaplane.gateway.forward import Forwarded, Forwarding, tunnel_head, upstream_headers
 from swaplane.gateway.front import Wire
 from swaplane.gateway.upstream import UpstreamPool
@@ -514,6 +515,29 @@ async def test_a_reader_that_is_slow_and_then_leaves_holds_nothing_up() -> None:
         assert gateway.app.wires[0]._transport.get_write_buffer_size() < 2 * 1024 * 1024
         client.leave("rst")
         assert (await gateway.outcome()).outcome is Outcome.LEFT_RUNNING
+
+
+async def test_a_reader_that_stands_still_is_cut_and_one_that_reads_slowly_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forward, "STALLED_S", 0.2)
+
+    async def play(caller: Caller) -> None:
+        await caller.request()
+        caller.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (200 << 20))
+        while True:
+            caller.send(bytes(1 << 20))
+            await caller.writer.drain()
+
+    async with between(play) as (client, gateway, _):
+        client.send(GET)
+        for _ in range(40):  # several times as long as standing still is allowed
+            assert await client.reader.read(1 << 20)
+            await asyncio.sleep(0.02)
+        assert not gateway.app.wires[0].departed
+        ended = await gateway.outcome()
+        assert ended.outcome is Outcome.LEFT_RUNNING
+        assert ended.detail == "the client took nothing of its answer for 0.2 s"
 
 
 async def test_a_slow_reader_gets_everything() -> None:

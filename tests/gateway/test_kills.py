@@ -50,3 +50,15 @@ def test_a_model_that_dies_in_mid_stream_gives_no_clean_end(tmp_path: Path) -> N
         assert b"[DONE]" not in answer
         assert not answer.endswith(b"0\r\n\r\n")
         assert gateway.chat("mA").status_code == 200
+
+
+def test_a_client_that_does_not_read_loses_its_place_with_its_dead_model(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path, stub_models("mA", "mB")) as gateway:
+        gateway.raw_chat("mA", "stands still", stub={"size": 50_000_000})
+        eventually(lambda: gateway.journal("req_start"), "a job runs")
+        gateway.raw_chat("mB", "waits")
+        eventually(lambda: gateway.queue()["waiting"], "another waits")
+        os.kill(gateway.journal("boot")[0]["pid"], signal.SIGKILL)
+        eventually(lambda: gateway.journal("req_end"), "the other is served while the first still holds its connection")
+        assert gateway.journal("req_end")[0]["rid"] == "waits"
+        assert gateway.metric("swaplane_jobs_total", outcome="upstream_broken") == 1

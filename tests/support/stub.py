@@ -198,6 +198,7 @@ class Request:
         elif "content-length" in self.headers:
             self.framing = "length"
             await pull(int(self.headers["content-length"]))
+        caller.transport.resume_reading()  # paused at a long body; reading on is what shows that the caller leaves
         self.body, self.sha256 = bytes(kept), digest.hexdigest()
         if self.body[:1] == b"{" and self.length == len(self.body):
             with contextlib.suppress(ValueError):

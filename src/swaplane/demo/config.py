@@ -19,6 +19,8 @@ from types import TracebackType
 
 import httpx2
 
+from swaplane.processes.guard import die_with_parent
+
 #: Longer than the gateway needs to be ready and, when it stops, gives running jobs and then its models.
 _READY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 45.0
@@ -104,8 +106,14 @@ class Gateway:
         command += ["--config", str(self.config_path), "--listen", f"127.0.0.1:{self.port}"]
         with self.log_path.open("wb") as log:
             # In a session of its own: Ctrl-C is for the demo, which then stops the gateway in good order.
+            # It ends with the demo even if that is killed.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM),  # noqa: PLW1509 - no thread is running yet
             )
         try:
             self._wait_until_ready(self._process)

@@ -55,6 +55,7 @@ CUT_WORDS = {
     Outcome.UNLOADED_RUNNING: "model unloaded",
     Outcome.STOPPED_RUNNING: _SHUTTING_DOWN,
     Outcome.LEFT_RUNNING: "the client has left",
+    Outcome.UPSTREAM_BROKEN: "the model's server ended before its answer was whole",
 }
 
 

@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 OUR_PREFIX = b"x-llamaswap-"  # of headers between the gateway and its clients alone
 
+STALLED_S = 60.0  # how long a client may take nothing of an answer that waits for it
+
 #: what governs one connection and must not govern the next
 _HOP_BY_HOP = frozenset(
     (
@@ -77,6 +79,7 @@ class Forwarding:
         self._status: int | None = None  # of the head the client got
         self._event_stream = False  # whether one more event can be put into the body
         self._bytes_out = 0
+        self._watch: asyncio.TimerHandle | None = None  # over a client that does not read
 
     def __repr__(self) -> str:
         state = self._ending[0].value if self._ending else "running" if self._task else "not running"
@@ -132,6 +135,7 @@ class Forwarding:
             self._ending = (Outcome.GATEWAY_ERROR, f"the gateway failed to forward the request: {error}")
         finally:
             self._task = None
+            self._stop_watching()
             wire.on_departure(None)
             wire.on_writable(None)
 
@@ -160,7 +164,29 @@ class Forwarding:
         wire.flush()
         if not wire.writable:
             self._exchange.pause()
-            wire.on_writable(self._exchange.resume)
+            wire.on_writable(self._client_reads)
+            self._watch_client(wire.unsent_bytes)
+
+    def _client_reads(self) -> None:
+        self._stop_watching()
+        self._exchange.resume()
+
+    def _watch_client(self, unsent_bytes: int) -> None:
+        """A client that stands still keeps a place from everybody else: cut it when it took nothing for long."""
+        self._stop_watching()
+        self._watch = asyncio.get_running_loop().call_later(STALLED_S, self._look_at_client, unsent_bytes)
+
+    def _look_at_client(self, unsent_before: int) -> None:
+        unsent_bytes = self._wire.unsent_bytes
+        if unsent_bytes < unsent_before:
+            self._watch_client(unsent_bytes)
+        else:
+            self.cut(Outcome.LEFT_RUNNING, f"the client took nothing of its answer for {STALLED_S:g} s")
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
 
     # Failures
 

@@ -30,6 +30,7 @@ from swaplane.gateway.wire import Wire
 __all__ = ["MAX_HEAD_BYTES", "TUNNELLED", "WIRE", "FrontProtocol", "Tunnel", "TunnelApp", "Wire"]
 
 WIRE = "swaplane.wire"
+MAX_TARGET_BYTES = 65_535  # of a path with its query: what the parser of URLs takes
 MAX_HEAD_BYTES = 256 * 1024  # of a request: its target and its headers
 TUNNELLED = b"/upstream/"  # websockets are passed on below this path only
 
@@ -178,6 +179,18 @@ class FrontProtocol(HttpToolsProtocol):
         self._wires.append(wire)
         if self.flow.read_paused and len(self._wires) < _MAX_PIPELINED:
             self.flow.resume_reading()
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        super().on_message_complete()
+        if len(self._wires) < _MAX_PIPELINED:
+            self.flow.resume_reading()  # paused at a long body; reading on is what makes a departure visible
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        super().on_url(url)
+        if len(self.url) > MAX_TARGET_BYTES:
+            raise _Refusal(414, f"the request's path and query are longer than {MAX_TARGET_BYTES} bytes")
 
     def _read_head(self, http_version: str) -> None:
         """Do what uvicorn does with headers; refuse what two readers could understand in two ways (_Refusal)."""

@@ -56,8 +56,8 @@ class ModelField:
 async def find_model(method: str, content_type: bytes, query: bytes, body: Body) -> ModelField:
     """The model of a request with this method, Content-Type header, raw query string and body.
 
-    Raises NoModel, DuplicateModel, ModelNameTooLong and NotJson. A body that names its model and is
-    malformed after that is no error: its model server judges it.
+    Raises NoModel, DuplicateModel, ModelNameTooLong and NotJson. Values nested in a JSON body are judged by
+    their brackets and strings alone: the rest is for its model server to judge.
     """
     if method in ("GET", "HEAD"):
         return _chosen(_in_pairs(query, "query"), [])
@@ -121,6 +121,9 @@ _WORDS: dict[Place, str] = {
 
 def _in_json(view: View) -> ModelField:
     members, fault = scan_object(view, _KEYS)
+    if fault is not None and not (len(view) <= IN_MEMORY and not view[:].strip(_JSON_SPACE)):
+        # Also where the model is named before the fault: its server would refuse it after a load for nothing.
+        raise _not_json(view, fault)
     stream = False
     models = []
     for member in members:
@@ -131,7 +134,7 @@ def _in_json(view: View) -> ModelField:
     _refuse_repeated("json", len(models) > 1)
     name = _text_of(view, models[0]) if models else ""
     if not name:
-        raise _why_no_model(view, fault, "the value of `model` is not a name" if models else "")
+        raise _why_no_model(view, "the value of `model` is not a name" if models else "")
     return ModelField(name=name, stream=stream, place="json", span=(models[0].start, models[0].end))
 
 
@@ -160,14 +163,17 @@ def _is_true(view: View, member: Member) -> bool:
     return view[member.start : min(member.end, member.start + 8)] in (b"true", b'"true"', b"1")
 
 
-def _why_no_model(view: View, fault: Fault | None, hint: str) -> NoModel | NotJson:
-    if len(view) <= IN_MEMORY:
-        text = view[:]
-        if not text.strip(_JSON_SPACE):
-            return NoModel("the body is empty")
-        fault = fault or _nested_fault(text)
-    if fault is None:
+def _why_no_model(view: View, hint: str) -> NoModel | NotJson:
+    if len(view) > IN_MEMORY:
         return NoModel(hint)
+    text = view[:]
+    if not text.strip(_JSON_SPACE):
+        return NoModel("the body is empty")
+    fault = _nested_fault(text)
+    return NoModel(hint) if fault is None else _not_json(view, fault)
+
+
+def _not_json(view: View, fault: Fault) -> NotJson:
     return NotJson(f"the request body is not JSON: {fault.what} at {place_of(view, fault.at)}")
 
 

@@ -96,7 +96,8 @@ async def _run(settings: Settings, listener: socket.socket, logs: LogHub) -> Non
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, server, runtime, number)
-    loop.add_signal_handler(signal.SIGHUP, _reload, runtime)
+    hang_up = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hang_up.set)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
@@ -107,7 +108,9 @@ async def _run(settings: Settings, listener: socket.socket, logs: LogHub) -> Non
     gc.collect()
     gc.freeze()
     log.info("listening", url=f"http://{address}", models=len(settings.models), pid=os.getpid())
+    reloading = loop.create_task(_reload_on(hang_up, runtime))
     await server.serve(sockets=[listener])
+    reloading.cancel()
     log.info("shutdown complete")
 
 
@@ -118,9 +121,21 @@ def _stop(server: uvicorn.Server, runtime: Runtime, number: int) -> None:
     server.should_exit = True
 
 
-def _reload(runtime: Runtime) -> None:
+async def _reload_on(hang_up: asyncio.Event, runtime: Runtime) -> None:
+    """Read the configuration again at each signal; one that comes meanwhile counts for once more."""
+    while True:
+        await hang_up.wait()
+        hang_up.clear()
+        await _reload(runtime)
+
+
+async def _reload(runtime: Runtime) -> None:
+    path = runtime.settings.path
     try:
-        settings = load(runtime.settings.path, os.environ, previous=runtime.settings)
+        # A long file takes seconds to read, in which requests go on.
+        settings = await asyncio.to_thread(load, path, os.environ, previous=runtime.settings)
+        if not settings.models:  # many editors empty a file before they write it
+            raise ConfigError([f"{path}: it has no models; to run without any, start anew"])
     except ConfigError as error:
         for problem in error.problems:
             log.error("the configuration stays as it was", problem=problem)

@@ -54,6 +54,11 @@ class Wire:
         """Whether the client's buffer takes more; `write` works regardless."""
         return self.departed or not self._front.flow.write_paused
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What was written and the client has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
     def on_writable(self, callback: Callable[[], None] | None) -> None:
         """Call once when the buffer has drained."""
         self._on_writable = callback

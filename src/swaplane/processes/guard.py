@@ -93,7 +93,7 @@ class Guard:
         if self._command == 0:
             try:
                 os.setsid()
-                _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                die_with_parent(signal.SIGKILL)
                 if os.getppid() != me:
                     os._exit(127)
                 for ignored in (*_IGNORED, signal.SIGCHLD, signal.SIGXFSZ):
@@ -174,6 +174,11 @@ class Guard:
                 sys.exit(0)
             data += piece
         return data
+
+
+def die_with_parent(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends (on Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _prctl(option: int, value: int) -> None:

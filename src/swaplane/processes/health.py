@@ -105,8 +105,10 @@ async def _probe(endpoint: Endpoint) -> str:
             version, _, rest = (await reader.readline()).partition(b" ")
     except TimeoutError:
         return f"no answer within {go_duration(PROBE_S)}"
-    except (OSError, ValueError):  # refused, reset, bad TLS; an endless first line
-        return "no connection"
+    except OSError as error:  # refused, reset, bad TLS, no file descriptor left
+        return f"no connection ({error.strerror or error})"
+    except ValueError:  # an endless first line
+        return "not an HTTP answer"
     finally:
         if writer is not None:
             writer.transport.abort()

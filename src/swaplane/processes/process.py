@@ -215,7 +215,10 @@ class ModelProcess:
             await self._refuse_stranger(endpoint, child)
         if self._over.is_set():
             if self._cause is None:
-                raise _StartError(StartFault.EXITED, f"upstream command exited prematurely {child.describe_end()}")
+                sentence = f"upstream command exited prematurely {child.describe_end()}"
+                if child.exit_code == 0:
+                    sentence += "; it must stay in the foreground"
+                raise _StartError(StartFault.EXITED, sentence)
             return
         self._state = "ready"
         load_s = asyncio.get_running_loop().time() - began
