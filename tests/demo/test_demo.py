@@ -119,3 +119,17 @@ def test_kept_it_stays_up_until_it_is_told_to_end(environ: dict[str, str], tmp_p
         finally:
             process.kill()
     assert marked(environ[MARK]) == []
+
+
+def test_killed_it_leaves_no_gateway_and_no_model_behind(environ: dict[str, str], tmp_path: Path) -> None:
+    log = tmp_path / "output"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(demo_command("shots=12"), env=environ, stdout=output, stderr=output) as process,
+    ):
+        eventually(lambda: "shot=1/12" in log.read_text(), process, log.read_text)
+        process.kill()
+    deadline = time.monotonic() + 60
+    while left := marked(environ[MARK]):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
