@@ -177,6 +177,8 @@ class Forwarding:
         self._watch = asyncio.get_running_loop().call_later(STALLED_S, self._look_at_client, unsent_bytes)
 
     def _look_at_client(self, unsent_before: int) -> None:
+        if self._ending is not None:  # it is being ended already, and its connection may be gone
+            return
         unsent_bytes = self._wire.unsent_bytes
         if unsent_bytes < unsent_before:
             self._watch_client(unsent_bytes)

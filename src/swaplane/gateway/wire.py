@@ -8,8 +8,10 @@ answers a model's request.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import struct
+import termios
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -56,8 +58,13 @@ class Wire:
 
     @property
     def unsent_bytes(self) -> int:
-        """What was written and the client has not taken yet."""
-        return self._transport.get_write_buffer_size()
+        """What was written and the client has not taken yet: in our buffer, and in the kernel's.
+
+        The kernel asks for more only once a good part of its own is gone, which takes a slow client minutes.
+        """
+        fd = self._transport.get_extra_info("socket").fileno()
+        (in_kernel,) = struct.unpack("i", fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)))
+        return self._transport.get_write_buffer_size() + int(in_kernel)
 
     def on_writable(self, callback: Callable[[], None] | None) -> None:
         """Call once when the buffer has drained."""
