@@ -176,15 +176,17 @@ def queue(
 def _follow(gateway: GatewayClient, console: Console) -> None:
     """Show the queue anew every second until Ctrl-C. Raises GatewayError once the gateway is gone."""
     from rich.live import Live
+    from rich.table import Table
 
     from swaplane.tables import queue_table
 
-    with contextlib.suppress(KeyboardInterrupt):
-        table = queue_table(gateway.queue(), width=console.width)
-        with Live(table, console=console, auto_refresh=False) as live:
-            while True:
-                time.sleep(_REFRESH_EVERY_S)
-                live.update(queue_table(gateway.queue(), width=console.width), refresh=True)
+    def shown() -> Table:
+        return queue_table(gateway.queue(), width=console.width, height=console.height)
+
+    with contextlib.suppress(KeyboardInterrupt), Live(shown(), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(_REFRESH_EVERY_S)
+            live.update(shown(), refresh=True)
 
 
 @app.command()

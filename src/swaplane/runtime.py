@@ -139,6 +139,10 @@ class Runtime:
         state = self.dispatcher.models.get(model)
         return state is not None and state.phase is ModelPhase.READY
 
+    async def assured(self, model: str) -> None:
+        """Return when it is known whether a model's server still lives; see `Supervisor.assured`."""
+        await self.supervisor.assured(model)
+
     def proxy_of(self, model: str) -> str:
         """The base URL of the model's running server, which may be older than the configuration."""
         spec = self.supervisor.spec(model)
@@ -257,6 +261,9 @@ class Runtime:
 
     def _run(self, command: RunJob) -> None:
         ticket = self._tickets[command.job_id]
+        grant = self.dispatcher.grant(command.job_id)
+        if grant is not None:  # a reload may have moved the model to another lane
+            ticket.lane = grant.lane
         ticket.sent_at = time.monotonic()
         waited_s = ticket.sent_at - ticket.job.submitted_at
         self.metrics.job_sent(ticket.lane, ticket.band, waited_s)

@@ -20,10 +20,16 @@ _LABEL, _STATE = _HEADINGS.index("label"), _HEADINGS.index("state")
 _TEXTS = (_HEADINGS.index("model"), _HEADINGS.index("member"), _LABEL, _STATE)
 _LEFT = (_HEADINGS.index("job"), *_TEXTS)
 _SHORTEST_TEXT = 6
+#: Left out one after the other where the width is too short even so.
+_DISPENSABLE = ("label", "tier", "affin", "aging", "base", "member", "waited")
+_LINES_AROUND = 4  # of a lane's table: title, heading and two notes
 
 
-def queue_table(queue: QueueJson, *, width: int | None = None) -> Table:
+def queue_table(queue: QueueJson, *, width: int | None = None, height: int | None = None) -> Table:
     """One table per lane below each other, laid out for `width` columns (80 when absent).
+
+    With `height`, the last waiting jobs are left out where the lines do not suffice, and counted. Where even
+    shortened texts do not fit, columns are left out: ids, scores and what is waited for stay whole.
 
     Running jobs come first, then the waiting ones in the order in which they would go, each by its id, which
     `swaplane cancel` takes. The four terms (base, tier, affinity, aging) add up to the score. Labels keep
@@ -31,9 +37,18 @@ def queue_table(queue: QueueJson, *, width: int | None = None) -> Table:
     """
     lanes = Table.grid()
     lanes.add_column()
+    share = None if height is None else height // max(len(queue["lanes"]), 1)
     for lane in queue["lanes"]:
-        lanes.add_row(_lane_table(lane, width or 80))
+        lanes.add_row(_lane_table(_cut(lane, share), width or 80))
     return lanes
+
+
+def _cut(lane: LaneJson, height: int | None) -> LaneJson:
+    """The lane with no more waiting jobs than `height` lines show, its title, heading and notes included."""
+    if height is None:
+        return lane
+    room = max(height - _LINES_AROUND - len(lane["running"]), 1)
+    return {**lane, "waiting": lane["waiting"][:room]}
 
 
 def short_time(seconds: float) -> str:
@@ -53,7 +68,9 @@ def short_time(seconds: float) -> str:
 def _lane_table(lane: LaneJson, width: int) -> Table:
     jobs = [*lane["running"], *lane["waiting"]]
     rows = [_cells(job) for job in jobs]
-    widths = _fit([max(map(cell_len, column)) for column in zip(_HEADINGS, *rows, strict=True)], width)
+    wanted = [max(map(cell_len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
+    shown = _columns(wanted, width)
+    widths = _fit(wanted, width, shown)
     notes = _notes(lane, widths[_STATE])
     table = Table(
         title=_lane_title(lane),
@@ -64,14 +81,14 @@ def _lane_table(lane: LaneJson, width: int) -> Table:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for index, heading in enumerate(_HEADINGS):
+    for index in shown:
         justify: JustifyMethod = "left" if index in _LEFT else "right"
-        table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[index])
+        table.add_column(_HEADINGS[index], justify=justify, no_wrap=True, overflow="ellipsis", width=widths[index])
     for job, cells in zip(jobs, rows, strict=True):
         texts = [Text(cell) for cell in cells]
         texts[_LABEL] = Text(_tail(cells[_LABEL], widths[_LABEL]))
         texts[_STATE].stylize(_STATE_STYLES.get(job["state"], ""))
-        table.add_row(*texts)
+        table.add_row(*(texts[index] for index in shown))
     return table
 
 
@@ -105,11 +122,23 @@ def _cells(job: JobJson) -> tuple[str, ...]:
     )
 
 
-def _fit(widths: list[int], width: int) -> list[int]:
-    """Shorten the longest text, one character at a time, until the row fits into `width`."""
-    gaps = len(widths) - 1
-    while sum(widths) + gaps > width:
-        longest = max(_TEXTS, key=lambda index: widths[index])
+def _columns(wanted: list[int], width: int) -> list[int]:
+    """The columns for which there is room when all texts are as short as they may be."""
+    least = [min(each, _SHORTEST_TEXT) if index in _TEXTS else each for index, each in enumerate(wanted)]
+    shown = list(range(len(_HEADINGS)))
+    for heading in _DISPENSABLE:
+        if sum(least[index] for index in shown) + len(shown) - 1 <= width:
+            break
+        shown.remove(_HEADINGS.index(heading))
+    return shown
+
+
+def _fit(wanted: list[int], width: int, shown: list[int]) -> list[int]:
+    """Shorten the longest text shown, one character at a time, until the row fits into `width`."""
+    widths = list(wanted)
+    texts = [index for index in _TEXTS if index in shown]
+    while sum(widths[index] for index in shown) + len(shown) - 1 > width:
+        longest = max(texts, key=lambda index: widths[index])
         if widths[longest] <= _SHORTEST_TEXT:
             break
         widths[longest] -= 1

@@ -9,7 +9,7 @@ from swaplane.core import events as ev
 from swaplane.core.explain import UNKNOWN_LOAD_S, UNKNOWN_RUN_S, JobView, LaneView, forecast, job_view, lane_view
 from swaplane.core.plan import LanePlan, ModelPlan
 from swaplane.core.score import ScoreRules
-from tests.core.world import Auto, World, make_plan
+from tests.core.world import Auto, World, make_plan, together
 
 MODELS = ("a", "b")
 MEMBERS = ("ann", "ben", "cleo")
@@ -63,11 +63,36 @@ def test_the_line_in_the_order_of_dispatch_with_reasons() -> None:
     ]
     assert [(each.job.id, each.position, each.reason) for each in view.waiting] == [
         ("ben 1", 1, "next, when ann 1 of ann ends (a runs)"),
-        ("ann 2", 2, "behind 1 with higher scores"),
+        ("ann 2", 2, "behind 1 other"),
         ("ann 3", 3, "behind your own ann 2"),
-        ("cleo 1", 4, "behind 3 with higher scores"),
+        ("cleo 1", 4, "behind 3 others"),
     ]
     assert view.waiting_total == 4
+
+
+def test_the_next_job_is_told_what_it_waits_for() -> None:
+    world = World(make_plan(ModelPlan(id="a", lane="gpu", slots=3), "b"))
+    world.arrive("1", "a", member="ann")
+    world.arrive("2", "a", member="ben")
+    assert view(world, "2").reason == "next, when a is ready", "a slot is free"
+    world.ready("a")
+    world.arrive("3", "b", member="cleo", priority=100)
+    assert view(world, "3").reason == "next, when all jobs of a end, then b loads"
+    world.end("1")
+    assert view(world, "3").reason == "next, when 2 of ben ends (a runs), then b loads"
+
+
+def test_the_next_job_is_told_which_models_hold_all_places() -> None:
+    plan = make_plan(ModelPlan(id="a", lane="gpu", slots=2), "b", groups=[together("a", "b")])
+    world = World(plan)
+    world.have_ready("b")
+    world.have_ready("a")
+    for number in range(2):
+        world.arrive(f"{number}", "a", member=f"m{number}")
+    world.arrive("same", "a", member="ann")
+    assert view(world, "same").reason == "next, when a job of a ends"
+    world.arrive("other", "b", member="ben", priority=100)
+    assert view(world, "other").reason == "next, when a job of a ends"
 
 
 def test_a_line_is_shown_up_to_the_limit() -> None:

@@ -141,3 +141,24 @@ def test_colour_adds_nothing_to_the_words() -> None:
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert short_time(seconds) == text
     assert len(text) <= 6
+
+
+def test_a_narrow_terminal_keeps_ids_and_scores_whole() -> None:
+    waiting = [job(id="7f3a-3", position=1, reason="next, when 7f3a-1 of filmmaker ends (video runs)")]
+    text = rendered(lane(waiting=waiting), width=60)
+    assert max(map(len, text.splitlines())) <= 60
+    heading, row = text.splitlines()[1:3]
+    assert heading.split() == ["job", "model", "member", "base", "affin", "aging", "score", "waited", "state"]
+    assert row.startswith("7f3a-3 ")
+    assert " -89.79 " in row
+
+
+def test_a_low_terminal_counts_what_it_leaves_out() -> None:
+    waiting = [job(id=f"7f3a-{n}", position=n, reason=f"behind {n} others, and a longer story") for n in range(1, 41)]
+    busy = lane(running=[job(state="running", position=None)], waiting=waiting)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(queue_table({"lanes": [busy]}, width=80, height=24))
+    lines = cast("io.StringIO", console.file).getvalue().splitlines()
+    assert len(lines) <= 24
+    assert any("and 21 more waiting" in line for line in lines)
+    assert lines[-1].startswith("7f3a-1: behind 1 others")

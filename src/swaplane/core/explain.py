@@ -141,7 +141,7 @@ def lane_view(dispatcher: Dispatcher, lane: LaneState, now: float, *, limit: int
     for position, job in enumerate(first, start=1):
         band = dispatcher.rules.band_of(job.priority).name
         own = ahead.setdefault((job.member, band), job)
-        waiting.append(_waiting_view(dispatcher, lane, job, now, position, grants, own if own is not job else None))
+        waiting.append(_waiting_view(dispatcher, lane, job, now, position, own if own is not job else None))
     return LaneView(
         name=name,
         size=lane.plan.size,
@@ -164,7 +164,7 @@ def job_view(dispatcher: Dispatcher, job_id: str, now: float, *, limit: int) -> 
     for view in lane_view(dispatcher, lane, now, limit=limit).waiting:
         if view.job.id == job_id:
             return view
-    return _waiting_view(dispatcher, lane, dispatcher.queue.job(job_id), now, None, [], None)
+    return _waiting_view(dispatcher, lane, dispatcher.queue.job(job_id), now, None, None)
 
 
 def _granted_view(dispatcher: Dispatcher, grant: Grant, now: float) -> JobView:
@@ -197,7 +197,6 @@ def _waiting_view(
     job: Job,
     now: float,
     position: int | None,
-    grants: list[Grant],
     own_ahead: Job | None,
 ) -> JobView:
     clock = dispatcher.queue.clock(job, lane.plan.name).starts_at(job.submitted_at, now, dispatcher.rules)
@@ -209,11 +208,13 @@ def _waiting_view(
         score=dispatcher.rules.score(job.priority, resident=job.model in lane.resident, now=now, clock=clock),
         waited_s=now - job.submitted_at,
         aging_s=now - clock,
-        reason=_waiting_reason(lane, job, position, grants, own_ahead),
+        reason=_waiting_reason(dispatcher, lane, job, position, own_ahead),
     )
 
 
-def _waiting_reason(lane: LaneState, job: Job, position: int | None, grants: list[Grant], own_ahead: Job | None) -> str:
+def _waiting_reason(
+    dispatcher: Dispatcher, lane: LaneState, job: Job, position: int | None, own_ahead: Job | None
+) -> str:
     if lane.paused:
         return f"lane {lane.plan.name} is paused"
     if position is None:
@@ -221,8 +222,23 @@ def _waiting_reason(lane: LaneState, job: Job, position: int | None, grants: lis
     if own_ahead is not None:
         return f"behind your own {own_ahead.id}"
     if position > 1:
-        return f"behind {position - 1} with higher scores"
-    holder = grants[0].job  # somebody holds a place: otherwise the first in line would have it
-    doing = "runs" if grants[0].running else "loads"
-    swap = "" if job.model in {*lane.resident, holder.model} else f", then {job.model} loads"
-    return f"next, when {holder.id} of {holder.member} ends ({holder.model} {doing}){swap}"
+        return f"behind {position - 1} other{'s' if position > 2 else ''}"
+    return f"next, when {_what_it_waits_for(dispatcher, lane, job)}"
+
+
+def _what_it_waits_for(dispatcher: Dispatcher, lane: LaneState, job: Job) -> str:
+    """What keeps the first in line from its place, in the order in which `Dispatcher._grant_best` looks at it."""
+    model = dispatcher.models[job.model]
+    if model.loading and len(model.grants) < model.plan.slots:
+        return f"{job.model} is ready"
+    holders = [each for each in dispatcher.models.values() if each.plan.lane == lane.plan.name and each.grants]
+    names = [each.plan.id for each in holders]
+    leaving = [] if model.grants else dispatcher.residency.must_leave(job.model, names)
+    blockers = [model] if model.grants else [each for each in holders if each.plan.id in leaving] or holders
+    swap = "" if model.phase in (ModelPhase.READY, ModelPhase.STARTING) else f", then {job.model} loads"
+    grants = [grant for each in blockers for grant in each.grants.values()]
+    if len(grants) == 1:
+        doing = "runs" if grants[0].running else "loads"
+        return f"{grants[0].job.id} of {grants[0].job.member} ends ({grants[0].job.model} {doing}){swap}"
+    ids = " and ".join(each.plan.id for each in blockers)
+    return f"all jobs of {ids} end{swap}" if leaving else f"a job of {ids} ends{swap}"

@@ -205,6 +205,11 @@ class Gateway:
             return Outcome.UPSTREAM_BROKEN
         if cut_as:
             return cut_as[0]
+        if result.ended_by == "upstream":
+            # A server that closes a websocket and one that has died look the same from here.
+            await self._runtime.assured(ticket.job.model)
+            if not self._runtime.is_ready(ticket.job.model):
+                return Outcome.UPSTREAM_BROKEN
         if result.status is None:
             return Outcome.LEFT_RUNNING if result.ended_by == "client" else Outcome.UPSTREAM_BROKEN
         return Outcome.COMPLETED if result.status < 500 else Outcome.UPSTREAM_ERROR
