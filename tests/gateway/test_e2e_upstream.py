@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -174,7 +176,7 @@ def test_a_websocket_that_leaves_the_queue_is_never_opened(gateway: GatewayProce
         assert scene.journal("ws_open") == []
 
 
-@pytest.mark.parametrize("how", ["cancel", "unload"])
+@pytest.mark.parametrize("how", ["cancel", "unload", "kill"])
 def test_a_websocket_ends_with_its_job(gateway: GatewayProcess, how: str) -> None:
     with Scene(gateway, together=True) as scene:
         scene.jobs += 1
@@ -182,11 +184,14 @@ def test_a_websocket_ends_with_its_job(gateway: GatewayProcess, how: str) -> Non
             (job,) = gateway.queue()["running"]
             if how == "cancel":
                 assert gateway.request("DELETE", f"/api/jobs/{job['id']}").status_code == 200
-            else:
+            elif how == "unload":
                 gateway.unload("mA")
+            else:
+                mine = [entry["pid"] for entry in gateway.journal("boot") if entry["name"] == "mA"]
+                os.kill(mine[-1], signal.SIGKILL)
             with pytest.raises(ConnectionClosed):
                 echo.recv(timeout=60)
-        outcome = {"cancel": "cancelled_running", "unload": "unloaded_running"}[how]
+        outcome = {"cancel": "cancelled_running", "unload": "unloaded_running", "kill": "upstream_broken"}[how]
         in_time(lambda: gateway.get(f"/api/jobs/{job['id']}").json().get("outcome") == outcome, outcome)
 
 
