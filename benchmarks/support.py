@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 import psutil
 
 from support_load import Measured
+from swaplane.demo.config import free_ports
 
 HERE = Path(__file__).parent
 CHAT = "/v1/chat/completions"
@@ -84,13 +84,10 @@ def post(port: int, path: str, body: dict[str, Any]) -> bytes:
 
 def free_port() -> int:
     """A port of the loopback that nobody listens on, never the same one twice."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port not in _given_ports:
-            _given_ports.add(port)
-            return port
+    while (port := free_ports(1)) in _given_ports:
+        pass
+    _given_ports.add(port)
+    return port
 
 
 @contextlib.contextmanager

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import random
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from swaplane.demo.config import free_ports
 
 STUB = Path(__file__).with_name("stub.py")
 
@@ -28,20 +27,9 @@ def stub_cmd(port: int | str, name: str = "mA", *flags: str) -> str:
     return shlex.join(words).replace("--port 0", f"--port {port}")
 
 
-def free_port(in_a_row: int = 10) -> int:
-    """The first of some ports in a row on which nobody listens at this moment.
-
-    They lie below those that the kernel gives to outgoing connections, which could take one before its server.
-    """
-    while True:
-        first = random.randrange(12_000, 32_000 - in_a_row)
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(first, first + in_a_row):
-                    held.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-            return first
+def free_port() -> int:
+    """The first of some ports in a row on which nobody listens at this moment."""
+    return free_ports(10)
 
 
 def read_journal(path: Path, *events: str) -> list[dict[str, Any]]:

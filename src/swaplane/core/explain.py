@@ -56,7 +56,7 @@ class _Imagined(Candidacy):
     def __init__(self, standing: Standing) -> None:
         clock = TurnClock()
         clock.last_end = standing.clock.last_end
-        super().__init__(standing.band, clock)
+        super().__init__(clock)
         self._lines: dict[tuple[str, int], tuple[Job, Iterator[Job]]] = {}
         for line in standing.lines():
             self._advance(iter(line))
@@ -83,7 +83,7 @@ class _Imagined(Candidacy):
 
 def forecast(dispatcher: Dispatcher, lane: LaneState, now: float) -> Iterator[Job]:
     """The lane's waiting jobs in the order in which they would be dispatched if nothing else arrived."""
-    holders = [grant for grant in dispatcher.grants() if grant.lane == lane.plan.name]
+    holders = _grants(dispatcher, lane)
     at = min((_expected_end(dispatcher, grant, now) for grant in holders), default=now)
     standings = []
     for original in dispatcher.queue.standings(lane.plan.name):
@@ -107,6 +107,11 @@ def forecast(dispatcher: Dispatcher, lane: LaneState, now: float) -> Iterator[Jo
         served.take(job)
         if not served:
             standings.remove(served)
+
+
+def _grants(dispatcher: Dispatcher, lane: LaneState) -> list[Grant]:
+    """The lane's jobs that hold a place, oldest first."""
+    return [grant for grant in dispatcher.grants() if grant.lane == lane.plan.name]
 
 
 def _expected_end(dispatcher: Dispatcher, grant: Grant, now: float) -> float:
@@ -135,7 +140,6 @@ def lane_view(dispatcher: Dispatcher, lane: LaneState, now: float, *, limit: int
     name = lane.plan.name
     total = dispatcher.queue.count(name)
     first = list(islice(forecast(dispatcher, lane, now), limit))
-    grants = sorted((grant for grant in dispatcher.grants() if grant.lane == name), key=lambda grant: grant.granted_at)
     ahead: dict[tuple[str, str], Job] = {}
     waiting = []
     for position, job in enumerate(first, start=1):
@@ -147,7 +151,7 @@ def lane_view(dispatcher: Dispatcher, lane: LaneState, now: float, *, limit: int
         size=lane.plan.size,
         paused=lane.paused,
         resident=tuple(sorted(lane.resident)),
-        running=tuple(_granted_view(dispatcher, grant, now) for grant in grants),
+        running=tuple(_granted_view(dispatcher, grant, now) for grant in _grants(dispatcher, lane)),
         waiting=tuple(waiting),
         waiting_total=total,
     )

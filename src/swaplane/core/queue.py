@@ -44,8 +44,7 @@ class Ranks(NamedTuple):
 class Candidacy(ABC):
     """A (member, band) as `pick` sees it: a clock, and lines of jobs that differ in nothing but arrival."""
 
-    def __init__(self, band: str, clock: TurnClock) -> None:
-        self.band = band
+    def __init__(self, clock: TurnClock) -> None:
         self.clock = clock
         self._affinities: dict[int, float] = {}  # by priority
         self._plain: tuple[Rank, Rank, Job] | None = None
@@ -132,8 +131,8 @@ def _on_turn(rank: Rank, floor: float, *, aging: bool = True) -> Rank:
 class Standing(Candidacy):
     """The waiting jobs of one (member, band) in one lane."""
 
-    def __init__(self, band: str, clock: TurnClock) -> None:
-        super().__init__(band, clock)
+    def __init__(self, clock: TurnClock) -> None:
+        super().__init__(clock)
         self._lines: dict[str, dict[int, OrderedDict[str, Job]]] = {}
 
     def add(self, job: Job) -> None:
@@ -177,7 +176,6 @@ class Pick:
 
     winner: Job
     clock: float  #: from which the winner ages, seconds
-    candidacy: Candidacy  #: the winner's
     runner_up: Job | None  #: the best candidate of another (member, band)
     runner_up_clock: float
     without_aging: Job  #: who would have won with the aging term off, ...
@@ -200,7 +198,6 @@ def pick(candidacies: Iterable[Candidacy], *, now: float, resident: Collection[s
     return Pick(
         winner=winner.full[-1],
         clock=-winner.full[1],
-        candidacy=winner.of,
         runner_up=runner_up.full[-1] if runner_up else None,
         runner_up_clock=-runner_up.full[1] if runner_up else 0.0,
         without_aging=max(ranks, key=_WITHOUT_AGING).without_aging[-1],
@@ -249,7 +246,7 @@ class Queue:
         key = self._key(job)
         standings = self._standings.setdefault(lane, {})
         if key not in standings:
-            standings[key] = Standing(key[1], self.clock(job, lane))
+            standings[key] = Standing(self.clock(job, lane))
         standings[key].add(job)
         self._jobs[job.id] = (job, lane)
         self._waiting_for[job.model] += 1

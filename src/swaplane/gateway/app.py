@@ -8,8 +8,7 @@ goes to the management API. It decides nothing about order, and knows of models 
 from __future__ import annotations
 
 import asyncio
-import ssl
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -66,7 +65,7 @@ class Gateway:
                 case _:
                     await self._api(scope, receive, send)
         except RequestRefused as refused:
-            headers, body = refused.response(_header(wire.raw_headers, b"accept"))
+            headers, body = refused.response(wire.header(b"accept"))
             send_answer(wire, refused.status, headers, body)
         except ClientLeft:
             pass
@@ -74,7 +73,7 @@ class Gateway:
     async def _model_route(self, wire: Wire, route: Route, receive: Receive) -> None:
         _, mark, query = wire.target.partition(b"?")
         with await _whole_body(receive) as body:
-            content_type = _header(wire.raw_headers, b"content-type")
+            content_type = wire.header(b"content-type")
             field = await find_model(wire.method.decode("ascii"), content_type, query, body)
             model = self._runtime.settings.resolve(field.name)
             if model is None:
@@ -120,7 +119,7 @@ class Gateway:
             if wire.departed:
                 outcome = Outcome.LEFT_WAITING
             elif isinstance(turn, Dropped):
-                status, headers, answer = dropped_answer(turn, _header(wire.raw_headers, b"accept"))
+                status, headers, answer = dropped_answer(turn, wire.header(b"accept"))
                 send_answer(wire, status, headers + extra, answer)
             else:
                 forwarding = self._forwarding(wire, model.id, turn.proxy, target, body, extra)
@@ -193,13 +192,11 @@ class Gateway:
             tunnel.cut()
 
         ticket.on_cut(cut)
-        url = urlsplit(proxy)
+        server = self._pool(ticket.job.model, proxy)
         client_host = tunnel.client[0] if tunnel.client else ""
-        head = tunnel_head(tunnel.raw_headers, target=url.path.encode("ascii") + target, client_host=client_host)
-        context = ssl.create_default_context() if url.scheme == "https" else None
-        port = url.port or (443 if context else 80)
+        head = tunnel_head(tunnel.raw_headers, target=server.base_path + target, client_host=client_host)
         try:
-            result = await tunnel.connect_and_relay(url.hostname or "localhost", port, context, head)
+            result = await tunnel.connect_and_relay(server.host, server.port, server.tls, head)
         except UpstreamUnreachable as error:
             await tunnel.refuse(502, reason_of(502), *error_response(502, str(error)))
             return Outcome.UPSTREAM_BROKEN
@@ -220,8 +217,3 @@ async def _whole_body(receive: Receive) -> Body:
         return await read_body(receive)
     except asyncio.CancelledError:  # by the server that goes down, when a client is still sending
         raise ShuttingDown from None
-
-
-def _header(raw_headers: RawHeaders, name: bytes) -> bytes:
-    """The value of the first header of this (lower-case) name; empty when there is none."""
-    return next((value for key, value in raw_headers if key.lower() == name), b"")

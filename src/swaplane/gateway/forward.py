@@ -199,8 +199,7 @@ class Forwarding:
             return
         status = _ERROR_STATUS.get(outcome, 502)
         if self._status is None:
-            accept = next((value for name, value in wire.raw_headers if name.lower() == b"accept"), b"")
-            headers, body = error_response(status, message, accept=accept, extra=self._extra_headers)
+            headers, body = error_response(status, message, accept=wire.header(b"accept"), extra=self._extra_headers)
             if outcome is Outcome.CANCELLED_RUNNING:
                 # Clients repeat a request after a 5xx: what was cancelled would be back in the queue at once.
                 headers.append((b"X-Should-Retry", b"false"))

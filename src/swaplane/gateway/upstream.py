@@ -56,10 +56,10 @@ class UpstreamPool:
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"the address of a model server must be http://host:port or https://..., not {base_url!r}")
         self.base_url = base_url
-        self._host = url.hostname
-        self._port = url.port or (443 if url.scheme == "https" else 80)
-        self._ssl = ssl.create_default_context() if url.scheme == "https" else None
-        self._base_path = url.path.rstrip("/").encode()
+        self.host = url.hostname
+        self.port = url.port or (443 if url.scheme == "https" else 80)
+        self.tls = ssl.create_default_context() if url.scheme == "https" else None  #: how to verify it; None: plain
+        self.base_path = url.path.rstrip("/").encode()  #: what every target is appended to
         self._default_host = url.netloc.rpartition("@")[2].encode()
         self._idle: list[tuple[Connection, float]] = []  # the most recently used last, with its time of expiry
         self._busy = 0
@@ -77,7 +77,7 @@ class UpstreamPool:
         missing). Raises UpstreamUnreachable and UpstreamBroken; errors of `body` and `sink` pass through.
         Cancelling closes the connection at once, which is how the server learns of it.
         """
-        lines = [b"%b %b%b HTTP/1.1" % (method, self._base_path, target), *map(b": ".join, headers)]
+        lines = [b"%b %b%b HTTP/1.1" % (method, self.base_path, target), *map(b": ".join, headers)]
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         if head.count(b"\n") != len(lines) + 1:
             raise ValueError("a line break inside the request line or a header")
@@ -129,8 +129,8 @@ class UpstreamPool:
         self._sweep = loop.call_later(IDLE_S, self._drop_expired, loop) if self._idle else None
 
     async def _connect(self) -> Connection:
-        server = server_name(self._host, self._port)
-        return await connect(lambda: Connection(server), self._host, self._port, self._ssl)
+        server = server_name(self.host, self.port)
+        return await connect(lambda: Connection(server), self.host, self.port, self.tls)
 
 
 def server_name(host: str, port: int) -> str:

@@ -51,6 +51,10 @@ class Wire:
     def __repr__(self) -> str:
         return f"Wire({self.method.decode()} {self.target.decode('latin-1')} from {self.client})"
 
+    def header(self, name: bytes) -> bytes:
+        """The value of the request's first header of this (lower-case) name; empty when there is none."""
+        return next((value for key, value in self.raw_headers if key.lower() == name), b"")
+
     @property
     def writable(self) -> bool:
         """Whether the client's buffer takes more; `write` works regardless."""
