@@ -15,14 +15,20 @@ SECTIONS: dict[str, tuple[type[schema.Section], ...]] = {
     "Top level": (schema.File,),
     "Upstream": (schema.Upstream,),
     "Models": (schema.ModelEntry,),
+    "Completion": (schema.CompletionEntry,),
     "Groups": (schema.GroupEntry, schema.Routing, schema.Router, schema.RouterSettings),
     "Scheduling": (schema.SchedulingEntry, schema.LaneEntry),
+    "Jobs": (schema.JobsEntry, schema.WebhookEntry),
 }
+ENVIRON = {"HOME": "/home/me", "WEBHOOK_SECRET": "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz"}
 #: Defaults that the page puts in words.
 IN_WORDS = {
     ("Models", "cmd"): "required",
     ("Models", "healthCheckTimeout"): "the top-level one",
     ("Models", "slots"): "from `concurrencyLimit`",
+    **dict.fromkeys(
+        (("Completion", key) for key in ("submit", "id", "poll", "done", "failed")), "needed without `preset`"
+    ),
 }
 
 
@@ -82,10 +88,10 @@ def test_no_key_is_described_that_does_not_exist() -> None:
 
 def test_the_examples_are_valid() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 10
     for block in blocks:
         models = "models: {embed: {cmd: 'x ${PORT}'}, rerank: {cmd: 'x ${PORT}'}}\n" if "members" in block else ""
-        settings(models + block, {"HOME": "/home/me"})
+        settings(models + block, ENVIRON)
 
 
 def test_the_errors_shown_are_the_errors_given() -> None:

@@ -16,12 +16,14 @@ from types import MappingProxyType
 from swaplane.config import later, macros
 from swaplane.config.document import read
 from swaplane.config.groups import check_addresses, check_lanes, groups_of
+from swaplane.config.jobs import jobs_of
 from swaplane.config.macros import Declared
 from swaplane.config.models import ModelReader
 from swaplane.config.problems import ConfigError, Path, Problems, dotted
 from swaplane.config.scheduling import lanes_of, rules_of
-from swaplane.config.schema import DEFAULT_IGNORE_PATHS, File, GroupEntry, ModelEntry, validated
+from swaplane.config.schema import DEFAULT_IGNORE_PATHS, File, GroupEntry, ModelEntry
 from swaplane.config.settings import Settings
+from swaplane.config.validation import validated
 
 __all__ = ["ConfigError", "load", "parse"]
 
@@ -81,6 +83,7 @@ def parse(text: str, *, path: str, environ: Mapping[str, str], previous: Setting
     check_addresses(models, groups, problems)
     ignore_paths = _ignore_paths(file, problems)
     log_level = _log_level(file, warnings)
+    jobs = jobs_of(file.jobs, problems)
     problems.raise_any()
     return Settings(
         path=path,
@@ -93,6 +96,7 @@ def parse(text: str, *, path: str, environ: Mapping[str, str], previous: Setting
         ports=MappingProxyType(reader.ports),
         include_aliases_in_list=file.include_aliases_in_list,
         ignore_paths=ignore_paths,
+        jobs=jobs,
         warnings=tuple(warnings),
     )
 

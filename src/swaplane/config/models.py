@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from swaplane.config import command_line, macros
+from swaplane.config.completion import completion_of
 from swaplane.config.groups import address
 from swaplane.config.macros import Declared, Macro
 from swaplane.config.problems import Problems
-from swaplane.config.schema import File, ModelEntry, validated
+from swaplane.config.schema import File, ModelEntry
 from swaplane.config.settings import ModelSettings
+from swaplane.config.validation import validated
 from swaplane.core.plan import LanePlan
 
 DEFAULT_UNLOAD_S = 10.0
@@ -135,6 +137,7 @@ class ModelReader:
             address(entry.proxy)
         except ValueError as error:
             self._problems.add((*path, "proxy"), f'invalid proxy URL "{entry.proxy}": {error}')
+        completion = completion_of(entry.completion, (*path, "completion"), self._problems)
         if self._problems.within(path):
             return None
         return ModelSettings(
@@ -156,6 +159,7 @@ class ModelReader:
             metadata=MappingProxyType({key: _plain(value) for key, value in entry.metadata.items()}),
             lane=entry.lane,
             slots=entry.slots or max(entry.concurrency_limit, 1),
+            completion=completion,
         )
 
 

@@ -1,31 +1,29 @@
 """The file's keys, their types and their defaults.
 
 Decides what may be written; what it means together (ports, names that refer to one another, the band rule) is
-decided in `load`, `groups` and `scheduling`. Every field has a default, so that a file with one wrong value is
-still read as a whole and all of its problems are found.
+decided in `load`, `groups`, `scheduling`, `completion` and `jobs`. Every field has a default, so that a file with
+one wrong value is still read as a whole and all of its problems are found: see `validation`.
 """
 
 from __future__ import annotations
 
-import re
-import typing
 from collections.abc import Mapping
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
+from swaplane.completion.rule import DEFAULT_DEADLINE_S, DEFAULT_PATIENCE_S
 from swaplane.config import later
 from swaplane.config.document import WrittenFloat, WrittenInt
 from swaplane.config.macros import spelled
-from swaplane.config.problems import Path, Problems
 
 DEFAULT_IGNORE_PATHS = (r".*\.(js|json|css|png|gif|jpg|jpeg|ico|txt)$",)
 
 
-def _as_text(value: object) -> object:
+def as_text(value: object) -> object:
+    """A number or switch as it was written; anything else as it is."""
     if isinstance(value, WrittenInt | WrittenFloat):
         return value.text
     return spelled(value) if isinstance(value, bool | int | float) else value
@@ -60,7 +58,12 @@ def _unavailable(word: str, instead: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Text = Annotated[str, BeforeValidator(_as_text)]
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str | bool | int | float) else value
+
+
+Text = Annotated[str, BeforeValidator(as_text)]
+OneOrMore = Annotated[list[Text], BeforeValidator(_as_list)]
 Switch = Annotated[bool, BeforeValidator(_as_switch)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
@@ -121,6 +124,24 @@ class ModelEntry(CamelSection):
     concurrency_limit: int = 0
     lane: Text = "gpu"
     slots: Count | None = None
+    completion: Any = "response"  #: read by itself, as it is a word or a CompletionEntry
+
+
+class CompletionEntry(Section):
+    """`models.<id>.completion` as a mapping: a preset, or the description of a server."""
+
+    preset: Text = ""
+    submit: OneOrMore = []
+    id: Text = ""
+    poll: Text = ""
+    status: Text = "status"
+    done: OneOrMore = []
+    failed: OneOrMore = []
+    progress: Text = ""
+    cancel: Text = ""
+    result: Text = ""
+    deadline: Positive = DEFAULT_DEADLINE_S
+    patience: Positive = DEFAULT_PATIENCE_S
 
 
 class GroupEntry(CamelSection):
@@ -185,6 +206,23 @@ class SchedulingEntry(Section):
     lanes: dict[str, LaneEntry] = {}
 
 
+class WebhookEntry(Section):
+    """`jobs.webhook`."""
+
+    hosts: list[Text] = []
+    secret: Text = ""
+
+
+class JobsEntry(Section):
+    """`jobs`."""
+
+    path: Text = ""
+    keep: Positive = 86400
+    interrupted: Literal["rerun", "report"] = "rerun"
+    replay: NotNegative = 600
+    webhook: WebhookEntry = WebhookEntry()
+
+
 class File(CamelSection):
     """The top level."""
 
@@ -202,103 +240,4 @@ class File(CamelSection):
     groups: dict[str, GroupEntry] = {}
     routing: Routing = Routing()
     scheduling: SchedulingEntry = SchedulingEntry()
-
-
-S = TypeVar("S", bound=Section)
-
-
-def validated(kind: type[S], value: object, path: Path, problems: Problems) -> S:
-    """`value` as a section of this kind; what is wrong with it becomes problems and counts as not written."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)
-    for detail in wrong:
-        _report(kind, detail, path, problems)
-    rest = value if isinstance(value, dict) else {}
-    for detail in wrong:
-        rest = _without(rest, detail["loc"])
-    return kind.model_validate(rest)
-
-
-def _without(tree: dict[str, Any], loc: tuple[str | int, ...]) -> dict[str, Any]:
-    """The mapping without what is at `loc`; a list with a wrong item goes whole."""
-    if not loc or loc[0] not in tree:
-        return tree
-    key = str(loc[0])
-    inner = tree[key]
-    if len(loc) > 1 and isinstance(inner, dict):
-        return {**tree, key: _without(inner, loc[1:])}
-    return {other: value for other, value in tree.items() if other != key}
-
-
-def _report(kind: type[Section], detail: ErrorDetails, path: Path, problems: Problems) -> None:
-    where = (*path, *detail["loc"])
-    key = where[-1] if where else ""
-    if detail["type"] == "extra_forbidden":
-        problems.add(where, f"unknown key `{key}`", at_key=True, near=(str(key), _known_beside(kind, detail["loc"])))
-    else:
-        near = (str(detail["input"]), _words(detail)) if detail["type"] == "literal_error" else None
-        problems.add(where, _sentence(detail), near=near)
-
-
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
-_EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-}
-
-
-def _sentence(detail: ErrorDetails) -> str:
-    kind, context = detail["type"], detail.get("ctx", {})
-    if kind == "refused":
-        return detail["msg"]
-    if kind == "greater_than":
-        expected = f"greater than {context['gt']:g}"
-    elif kind == "greater_than_equal":
-        expected = f"at least {context['ge']:g}"
-    elif kind == "literal_error":
-        expected = " or ".join(f"`{word}`" for word in _words(detail))
-    elif kind in _EXPECTED:
-        expected = _EXPECTED[kind]
-    else:
-        return detail["msg"]
-    sentence = f"must be {expected}, not {_shown(detail['input'])}"
-    quoted = isinstance(detail["input"], str) and "number" in expected and _NUMBER.fullmatch(detail["input"])
-    return f"{sentence}: write it without quotes" if quoted else sentence
-
-
-def _words(detail: ErrorDetails) -> list[str]:
-    """The words a Literal takes, from pydantic's own listing of them."""
-    return [word for word in detail["ctx"]["expected"].split("'") if word.isidentifier() and word != "or"]
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "empty"
-    if isinstance(value, dict | list):
-        return "a mapping" if isinstance(value, dict) else "a list"
-    if not isinstance(value, str):
-        return str(_as_text(value))
-    return f'the text "{value}"'
-
-
-def _known_beside(kind: type[Section], loc: tuple[str | int, ...]) -> list[str]:
-    """The keys that may stand where `loc` ends."""
-    here: Any = kind
-    for part in loc[:-1]:
-        inside = here.known_keys()[str(part)] if _is_section(here) else typing.get_args(here)[-1]
-        here = typing.get_args(inside)[0] if isinstance(inside, UnionType) else inside
-    return list(here.known_keys()) if _is_section(here) else []
-
-
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Section)
+    jobs: JobsEntry = JobsEntry()

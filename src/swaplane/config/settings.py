@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
+from swaplane.completion.rule import Completion
 from swaplane.core.plan import LanePlan, ModelPlan, Plan
 from swaplane.core.residency import Group, Residency
 from swaplane.core.score import ScoreRules
@@ -39,6 +41,7 @@ class ModelSettings:
     metadata: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))  #: shown in `/v1/models`
     lane: str = "gpu"  #: name of the lane whose place its jobs take
     slots: int = 1  #: how many of its jobs may run side by side
+    completion: Completion | None = None  #: how the end of its jobs is known; None: with their responses
 
     def __repr__(self) -> str:
         return f"<model {self.id} in lane {self.lane} with {self.slots} slots at {self.proxy}>"
@@ -48,6 +51,18 @@ class ModelSettings:
         """Changes if and only if a setting changed that its running server cannot take over."""
         parts = (self.argv, self.env, self.proxy, self.check_endpoint, self.stop_argv, self.lane)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsSettings:
+    """What is kept of jobs on disk, for how long, and who may be told of their end."""
+
+    path: str | None = None  #: the folder; None: the default one
+    keep_s: float = 86400.0  #: how long an ended job's answer is kept
+    interrupted: Literal["rerun", "report"] = "rerun"  #: what becomes of a detached job that ran when the gateway died
+    webhook_hosts: tuple[str, ...] = ()  #: "host", for any port of it, or "host:port"; in lower case
+    webhook_secret: bytes = field(default=b"", repr=False)  #: the key that webhooks are signed with; empty: unsigned
+    replay_s: float = 600.0  #: how long the answer to a request with an Idempotency-Key is kept for a retry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -64,6 +79,7 @@ class Settings:
     log_level: str  #: debug, info, warn or error
     include_aliases_in_list: bool  #: whether `/v1/models` lists aliases too
     ignore_paths: tuple[re.Pattern[str], ...]  #: a match anywhere in `/upstream/<model>/<path>` takes no place
+    jobs: JobsSettings = JobsSettings()
     warnings: tuple[str, ...]  #: one sentence each: what the file asks for and does not get
     _by_alias: Mapping[str, ModelSettings] = field(init=False, compare=False)
 

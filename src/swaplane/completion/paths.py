@@ -1,0 +1,66 @@
+"""Paths of a model server with a place for a job's id.
+
+Decides which paths belong to one, and how an id is put into and taken out of it. It knows no server.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import quote, unquote
+
+PLACEHOLDER = "{id}"
+_READS = ("GET", "HEAD")
+
+
+def normal(path: str) -> str:
+    """The path as servers compare it: decoded, without slashes at its end."""
+    return unquote(path).rstrip("/") or "/"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A method and a path; `{id}` in the path or its query stands for a job's id."""
+
+    method: str
+    target: str
+    _exact: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _family: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _listing: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        path = normal(self.target.partition("?")[0])
+        before, _, after = path.partition(PLACEHOLDER)
+        named = PLACEHOLDER in path
+        job = re.escape(before) + ("(?P<id>[^/]+)" if named else "")
+        object.__setattr__(self, "_exact", re.compile(job + re.escape(after)))
+        object.__setattr__(self, "_family", re.compile(f"{job}(/.*)?", re.DOTALL))
+        object.__setattr__(self, "_listing", before.rpartition("/")[0] if named else path)
+
+    def filled(self, server_id: str) -> str:
+        """The target with this id."""
+        return self.target.replace(PLACEHOLDER, quote(server_id, safe=""))
+
+    def fits(self, method: str, path: str) -> bool:
+        """Whether a request of this method and path is one of this route; HEAD counts as GET."""
+        return self._same(method) and self._exact.fullmatch(normal(path)) is not None
+
+    def id_in(self, method: str, path: str) -> str | None:
+        """The id in such a request; None when it is none of this route or the path has no id."""
+        return self._id(self._exact, method, path)
+
+    def family_fits(self, method: str, path: str) -> bool:
+        """Whether such a request reads the list of jobs, or anything at or below the path up to the id."""
+        path = normal(path)
+        return self._same(method) and (path == self._listing or self._family.fullmatch(path) is not None)
+
+    def family_id_in(self, method: str, path: str) -> str | None:
+        """The id in a request for anything at or below the path up to the id; None when there is none."""
+        return self._id(self._family, method, path)
+
+    def _id(self, pattern: re.Pattern[str], method: str, path: str) -> str | None:
+        found = pattern.fullmatch(normal(path)) if self._same(method) else None
+        return found and found.groupdict().get("id")
+
+    def _same(self, method: str) -> bool:
+        return method == self.method or (method in _READS and self.method in _READS)
