@@ -78,7 +78,7 @@ def judge(
         without_aging=winner(turn, aging=False),
         without_affinity=winner(turn, affine=False),
         without_turns=winner(submit),
-        first_come=min(waiting, key=lambda job: job.seq).id,
+        first_come=min(waiting, key=lambda job: (job.submitted_at, job.seq)).id,
     )
 
 

@@ -55,6 +55,7 @@ class Observer:
     patience: Patience = field(default_factory=Patience)
     now: float = 0.0
     _must_end: dict[str, Outcome] = field(default_factory=dict)
+    _must_be_cut: dict[str, Outcome] = field(default_factory=dict)
     _places: dict[str, int] = field(default_factory=dict)  #: by lane: what a shrunk lane may still hold
     _slots: dict[str, int] = field(default_factory=dict)  #: by model: the same
     _pairs: set[frozenset[str]] = field(default_factory=set)  #: excluded each other only since a plan change
@@ -67,11 +68,12 @@ class Observer:
     def see(self, event: ev.Event, commands: list[Command], now: float) -> None:
         """Take in one event and what the dispatcher did about it."""
         self.now = now
-        self._must_end = {}
+        self._must_end, self._must_be_cut = {}, {}
         self._apply(event)
         for command in commands:
             self._check(command, event)
         assert not self._must_end, f"jobs that must end did not: {self._must_end}"
+        assert not self._must_be_cut, f"jobs that must be cut were not: {self._must_be_cut}"
         self._check_state()
 
     # What the event alone changes.
@@ -79,24 +81,25 @@ class Observer:
     def _apply(self, event: ev.Event) -> None:
         match event:
             case ev.JobArrived(job=job):
-                self.arrivals += 1
-                server = self.servers.get(job.model)
-                if self.shutting_down:
-                    self._must_end[job.id] = Outcome.REFUSED_STOPPING
-                elif server is None or job.model not in self.plan.models:
-                    self._must_end[job.id] = Outcome.MODEL_REMOVED
-                elif self.now < server.retry_at:
-                    self._must_end[job.id] = Outcome.REFUSED_BACKOFF
-                else:
-                    self.waiting[job.id] = job
+                self._arrive(job)
+            case ev.JobsRestored(jobs=jobs, turns=turns):
+                for job in sorted(jobs, key=lambda job: (job.submitted_at, job.seq)):
+                    self._arrive(job)
+                for turn in turns:
+                    member = turn.member if self.plan.rules.fairness == "turns" else ""
+                    key = (turn.lane, member, turn.band)
+                    self._turn_ended(key, turn.ended_at)
+                    self.patience.forget(key)  # its clock may be later
             case ev.JobLeft(job_id=job_id) if job_id in self.waiting or job_id in self.granted:
                 self._drop(job_id, Outcome.CANCELLED_WAITING if event.cancelled else Outcome.LEFT_WAITING)
+            case ev.JobLeft(job_id=job_id) if job_id in self.running:
+                self._must_be_cut[job_id] = Outcome.CANCELLED_RUNNING if event.cancelled else Outcome.LEFT_RUNNING
             case ev.JobEnded(job_id=job_id) if job_id in self.running:
                 job = self.running.pop(job_id)
                 self._ended(job_id, event.outcome)
                 key = self._key(job)
                 if event.outcome.ran:
-                    self.last_end[key] = self.now
+                    self._turn_ended(key, self.now)
                 else:
                     self.patience.not_served(key)
                 self.servers[job.model].idle_since = self.now
@@ -117,8 +120,11 @@ class Observer:
                 self._succeed()
             case ev.UnloadRequested(model=name) if name in self.servers:
                 if self.servers[name].phase in ("starting", "ready"):
-                    for job in [job for job in self.granted.values() if job.model == name]:
-                        self._drop(job.id, Outcome.UNLOADED_WAITING)
+                    cut = [job.id for job in self.running.values() if job.model == name]
+                    self._must_be_cut = dict.fromkeys(cut, Outcome.UNLOADED_RUNNING)
+                    loading = [job.id for job in self.granted.values() if job.model == name]
+                    for job_id in loading if event.cause is StopCause.UNLOAD else []:
+                        self._drop(job_id, Outcome.UNLOADED_WAITING)
             case ev.LanePaused(lane=lane):
                 self.paused |= {lane} & self.lanes()
             case ev.LaneResumed(lane=lane):
@@ -132,30 +138,44 @@ class Observer:
             case _:
                 pass
 
+    def _arrive(self, job: ev.Job) -> None:
+        self.arrivals += 1
+        server = self.servers.get(job.model)
+        if self.shutting_down:
+            self._must_end[job.id] = Outcome.REFUSED_STOPPING
+        elif server is None or job.model not in self.plan.models:
+            self._must_end[job.id] = Outcome.MODEL_REMOVED
+        elif self.now < server.retry_at:
+            self._must_end[job.id] = Outcome.REFUSED_BACKOFF
+        else:
+            self.waiting[job.id] = job
+            if job.submitted_at < self.now:
+                self.patience.forget(self._key(job))  # its oldest job may be another
+
+    def _turn_ended(self, key: TurnKey, ended_at: float) -> None:
+        self.last_end[key] = max(ended_at, self.last_end.get(key, ended_at))
+
     def _change_plan(self, plan: Plan) -> None:
         for name in self.servers:
             if name not in plan.models:
                 self._drop_all(name, Outcome.MODEL_REMOVED)
         sizes = dict(self._sizes)
         slots = {name: server.config.slots for name, server in self.servers.items()}
-        known = {self._key(job) for job in self._present()}
         self.plan = plan
         self._sizes |= {name: lane.size for name, lane in plan.lanes.items()}
         for name, model in plan.models.items():
             self.servers.setdefault(name, Server(config=model))
-        self._succeed(known)
+        self._succeed()
         for job in reversed(list(self.granted.values())):
             if any(self._held(other) for other in self._leaving(job.model)):
                 self.waiting[job.id] = self.granted.pop(job.id)
-        self._keep_clocks(known)
         self._places |= {lane: max(sizes.get(lane, 0), self._places.get(lane, 0)) for lane in self.lanes()}
         self._slots |= {name: max(slots.get(name, 0), self._slots.get(name, 0)) for name in self.servers}
         self._pairs = self._exclusive_pairs()
         self.patience.forget()
 
-    def _succeed(self, known: set[TurnKey] | None = None) -> None:
+    def _succeed(self) -> None:
         """Servers that are gone, with all their jobs, take over the plan's configuration."""
-        known = {self._key(job) for job in self._present()} if known is None else known
         for name, server in list(self.servers.items()):
             if server.phase != "stopped" or any(job.model == name for job in self.running.values()):
                 if not self._retiring(name):
@@ -171,13 +191,8 @@ class Observer:
             if moved:
                 for job in [job for job in self.granted.values() if job.model == name]:
                     self.waiting[job.id] = self.granted.pop(job.id)
-                self._keep_clocks(known)
                 self.patience.forget()
         self.paused &= self.lanes()
-
-    def _keep_clocks(self, known: set[TurnKey]) -> None:
-        present = {self._key(job) for job in self._present()}
-        self.last_end = {key: end for key, end in self.last_end.items() if key in known & present}
 
     def _drop_all(self, model: str, outcome: Outcome) -> None:
         found = [job for job in [*self.waiting.values(), *self.granted.values()] if job.model == model]
@@ -211,6 +226,7 @@ class Observer:
                 self._ended(command.job_id, command.outcome)
             case AbortJob():
                 assert command.job_id in self.running
+                assert self._must_be_cut.pop(command.job_id) is command.outcome
             case RunJob():
                 job = self.granted.pop(command.job_id)
                 assert job.model == command.model
@@ -232,8 +248,8 @@ class Observer:
     def _check_stop(self, command: StopModel, event: ev.Event) -> None:
         server = self.servers[command.model]
         assert server.phase in ("starting", "ready")
-        if command.cause is StopCause.UNLOAD:
-            assert event == ev.UnloadRequested(model=command.model)
+        if command.cause in (StopCause.UNLOAD, StopCause.STUCK):
+            assert event == ev.UnloadRequested(model=command.model, cause=command.cause)
             return
         assert not self._held(command.model), f"{command.model} is stopped under its jobs"
         match command.cause:
@@ -365,9 +381,6 @@ class Observer:
 
     def _holding(self) -> list[ev.Job]:
         return [*self.granted.values(), *self.running.values()]
-
-    def _present(self) -> list[ev.Job]:
-        return [*self.waiting.values(), *self._holding()]
 
     def _count(self, jobs: dict[str, ev.Job], model: str) -> int:
         return sum(job.model == model for job in jobs.values())

@@ -230,6 +230,19 @@ def ended_turn(outcome: Outcome | None) -> World:
     return world
 
 
+def test_all_ran_but_those_that_were_refused_or_dropped_while_they_waited() -> None:
+    assert [outcome for outcome in Outcome if not outcome.ran] == [
+        Outcome.REFUSED_BACKOFF,
+        Outcome.REFUSED_STOPPING,
+        Outcome.LEFT_WAITING,
+        Outcome.CANCELLED_WAITING,
+        Outcome.START_FAILED,
+        Outcome.UNLOADED_WAITING,
+        Outcome.MODEL_REMOVED,
+        Outcome.STOPPED_WAITING,
+    ]
+
+
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome.ran])
 def test_a_job_that_was_sent_used_its_members_turn(outcome: Outcome) -> None:
     assert list(ended_turn(outcome).observer.running) == ["ben 1"]

@@ -82,14 +82,7 @@ def test_a_member_alone_does_not_starve_its_own_job_for_another_model() -> None:
     world = World(make_plan("image", "video"), Auto(run_s={"image": 2 * MINUTE, "video": 5 * MINUTE}, load_s=LOAD_S))
     for number in range(120):
         moment = number * 1.9 * MINUTE
-        world.at(moment, ev.JobArrived(job=late(world, f"image {number}", "image", moment)))
-    world.at(10 * MINUTE, ev.JobArrived(job=late(world, "video", "video", 10 * MINUTE)))
+        world.at(moment, ev.JobArrived(job=world.job(f"image {number}", "image", at=moment)))
+    world.at(10 * MINUTE, ev.JobArrived(job=world.job("video", "video", at=10 * MINUTE)))
     world.run()
     assert world.ran_at["video"] < 40 * MINUTE
-
-
-def late(world: World, job_id: str, model: str, moment: float) -> ev.Job:
-    world.now, before = moment, world.now
-    job = world.job(job_id, model)
-    world.now = before
-    return job

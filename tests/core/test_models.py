@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swaplane.core import events as ev
-from swaplane.core.commands import EndJob
+from swaplane.core.commands import EndJob, StopCause
 from swaplane.core.outcomes import Outcome
 from swaplane.core.plan import LanePlan, ModelPlan
 from swaplane.core.residency import Group
@@ -222,6 +222,48 @@ def test_unloading_a_model_that_loads_ends_the_job_it_loads_for() -> None:
 @pytest.mark.parametrize("model", ["a", "unknown"])
 def test_unloading_what_is_not_loaded_does_nothing(model: str) -> None:
     assert World(make_plan("a")).unload(model) == []
+
+
+# A server that is stuck with a job.
+
+
+def test_a_stuck_server_is_stopped_under_all_its_jobs_and_started_again_for_those_that_wait() -> None:
+    world = World(make_plan(ModelPlan(id="a", lane="gpu", slots=2)))
+    world.have_ready("a")
+    for job_id in ("stuck", "beside", "waits"):
+        world.arrive(job_id, "a")
+    assert world.unload("a", StopCause.STUCK) == [
+        "abort stuck (unloaded_running)",
+        "abort beside (unloaded_running)",
+        "stop a (stuck)",
+    ]
+    assert world.stopped("a") == []
+    assert world.end("beside", Outcome.UNLOADED_RUNNING) == []
+    assert world.end("stuck", Outcome.OVERDUE) == ["start a (idle)"]
+    assert world.ready("a") == ["run waits"]
+
+
+def test_a_job_that_has_its_place_but_was_not_sent_to_the_stuck_server_keeps_it() -> None:
+    polite = Group(name="polite", members=frozenset({"b"}), exclusive=False)
+    slots = ModelPlan(id="a", lane="gpu", slots=2)
+    world = World(make_plan(slots, "b", lanes=[LanePlan(name="gpu", size=2)], groups=[polite]))
+    world.have_ready("a")
+    world.arrive("stuck", "a")
+    world.have_ready("b")
+    assert world.arrive("loads", "a") == ["stop b (swap)"]
+    assert world.unload("a", StopCause.STUCK) == ["abort stuck (unloaded_running)", "stop a (stuck)"]
+    assert world.stopped("b") == []
+    assert world.stopped("a") == []
+    assert world.end("stuck", Outcome.UPSTREAM_LOST) == ["start a (idle)"]
+    assert world.ready("a") == ["run loads"]
+
+
+def test_a_stuck_server_that_is_on_its_way_out_already_is_not_told_again() -> None:
+    world = World(make_plan("a", "b"))
+    world.have_ready("a")
+    world.arrive("stuck", "a")
+    world.unload("a")
+    assert world.unload("a", StopCause.STUCK) == []
 
 
 # Pausing.

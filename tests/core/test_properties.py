@@ -6,6 +6,7 @@ The machine knows only what a runtime would know: which answers are still owed. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from random import Random
 from typing import TypeVar
 
 import pytest
@@ -14,75 +15,32 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from swaplane.core import events as ev
-from swaplane.core.commands import Command
+from swaplane.core.commands import Command, StopCause
 from swaplane.core.dispatcher import Dispatcher
 from swaplane.core.outcomes import Outcome
-from swaplane.core.plan import LanePlan, ModelPlan, Plan
-from swaplane.core.residency import Group, Residency
-from swaplane.core.score import AgingClock, Fairness, ScoreRules
-from tests.core.observer import HIGHEST, Observer
+from swaplane.core.plan import Plan
+from tests.core.observer import Observer
+from tests.core.strategies import (
+    LANES,
+    MEMBERS,
+    MODELS,
+    PRIORITIES,
+    PastTurn,
+    RestoredJob,
+    plans,
+    restored_jobs,
+    seconds,
+    turns,
+)
 
 T = TypeVar("T")
 
-MODELS = ("chat", "image", "video", "voice")
-MEMBERS = ("ann", "ben", "cleo")
-PRIORITIES = (-100, -99, -98, 0, 1, 2, 100, 101, 102, -300, -137, -1, 50, 99, HIGHEST)
-LANES = ("gpu", "cpu")
-#: The defaults come up more often.
-AGING_CLOCKS: tuple[AgingClock, ...] = ("turn", "turn", "turn", "submit")
-FAIRNESS: tuple[Fairness, ...] = ("turns", "turns", "turns", "none")
-
-#: Multiples of 1/4 s, so that all sums are exact.
-seconds = st.one_of(
-    st.integers(min_value=0, max_value=40).map(lambda quarters: quarters / 4),
-    st.integers(min_value=1, max_value=600).map(float),
-    st.integers(min_value=1, max_value=8).map(lambda hours: hours * 3600.0),
-)
 choice = st.integers(min_value=0, max_value=10**6)
 
 
 def chosen(options: Iterable[T], number: int) -> T:
     found = list(options)
     return found[number % len(found)]
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    sizes = {lane: draw(st.integers(1, 2)) for lane in draw(st.sampled_from([LANES[:1], LANES[:1], LANES]))}
-    names = draw(st.lists(st.sampled_from(MODELS), unique=True, min_size=2))
-    models = {
-        name: ModelPlan(
-            id=name,
-            lane=draw(st.sampled_from(sorted(sizes))),
-            slots=draw(st.integers(1, 3)),
-            ttl_s=draw(st.sampled_from([None, 0.0, 30.0, 3600.0])),
-            fingerprint=draw(st.sampled_from("ab")),
-        )
-        for name in names
-    }
-    grouped = draw(st.dictionaries(st.sampled_from(names), st.sampled_from(["one", "two"])))
-    groups = [
-        Group(
-            name=name,
-            members=frozenset(model for model, group in grouped.items() if group == name),
-            swap=draw(st.booleans()),
-            exclusive=draw(st.booleans()),
-            persistent=draw(st.booleans()),
-        )
-        for name in sorted(set(grouped.values()))
-    ]
-    rules = ScoreRules(
-        swap_affinity=draw(st.sampled_from([0.0, 2.5, 10.0])),
-        aging_divisor_s=draw(st.sampled_from([4.0, 64.0, 2.0**40])),
-        aging_clock=draw(st.sampled_from(AGING_CLOCKS)),
-        fairness=draw(st.sampled_from(FAIRNESS)),
-    )
-    return Plan(
-        models=models,
-        lanes={name: LanePlan(name=name, size=size) for name, size in sizes.items()},
-        residency=Residency(groups),
-        rules=rules,
-    )
 
 
 class AnyWorld(RuleBasedStateMachine):
@@ -125,6 +83,28 @@ class AnyWorld(RuleBasedStateMachine):
                 submitted_at=self.now,
             )
             self.do(ev.JobArrived(job=job))
+
+    @rule(jobs=st.lists(restored_jobs, max_size=6), turns=st.lists(turns, max_size=4), named=st.randoms())
+    def jobs_are_restored(self, jobs: list[RestoredJob], turns: list[PastTurn], named: Random) -> None:
+        """At any time, though a gateway does it at its start; in whatever order, submitted before it or not."""
+        found = []
+        for model, member, priority, ago_s in jobs:
+            self.seq += 1
+            job = ev.Job(
+                id=f"j{self.seq}",
+                seq=self.seq,
+                model=model,
+                member=member,
+                priority=priority,
+                submitted_at=self.now - ago_s,
+            )
+            found.append(job)
+        named.shuffle(found)
+        ended = [
+            ev.Turn(lane=lane, member=member, band=band, ended_at=self.now - ago_s)
+            for lane, member, band, ago_s in turns
+        ]
+        self.do(ev.JobsRestored(jobs=tuple(found), turns=tuple(ended)))
 
     @precondition(lambda self: self.observer.waiting or self.observer.granted or self.observer.running)
     @rule(number=choice, cancelled=st.booleans())
@@ -176,9 +156,9 @@ class AnyWorld(RuleBasedStateMachine):
 
     # Operators and time.
 
-    @rule(model=st.sampled_from(MODELS))
-    def an_operator_unloads(self, model: str) -> None:
-        self.do(ev.UnloadRequested(model=model))
+    @rule(model=st.sampled_from(MODELS), cause=st.sampled_from([StopCause.UNLOAD, StopCause.STUCK]))
+    def a_server_has_to_be_stopped(self, model: str, cause: StopCause) -> None:
+        self.do(ev.UnloadRequested(model=model, cause=cause))
 
     @rule(lane=st.sampled_from(LANES), make=st.sampled_from([ev.LanePaused, ev.LaneResumed, ev.LaneResumed]))
     def an_operator_pauses(self, lane: str, make: Callable[..., ev.Event]) -> None:

@@ -173,7 +173,7 @@ def test_aging_changes_the_order() -> None:
         "aging": "urgent",
         "affinity": "waited",
         "turns": "waited",
-        "first come": "urgent",  # it has the smaller arrival number
+        "first come": "waited",
     }
 
 
@@ -287,6 +287,16 @@ def test_a_comparison_follows_new_heads_and_other_resident_models() -> None:
     assert line.pick(0.0).winner.id == "3"
     line.queue.remove("3")
     assert line.pick(0.0).winner.id == "1"
+
+
+def test_a_comparison_follows_an_older_job_that_comes_later() -> None:
+    line = Line()
+    line.add("newer", at=5.0)
+    assert line.pick(9.0).winner.id == "newer"
+    line.add("older", at=-5.0)
+    assert line.pick(9.0).winner.id == "older"
+    line.add("between", at=0.0)
+    assert line.order(9.0) == ["older", "between", "newer"]
 
 
 def test_a_comparison_follows_the_clock() -> None:

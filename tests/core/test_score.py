@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swaplane.core.score import Band, ScoreRules, band_distance
-from swaplane.core.turns import TurnClock, turn_key
+from swaplane.core.turns import IDLE_CLOCKS, TurnClock, TurnClocks, turn_key
 
 RULES = ScoreRules()
 MINUTE = 60.0
@@ -132,3 +132,30 @@ def test_clocks_belong_to_a_member_in_a_band_or_to_the_whole_band() -> None:
     assert turn_key("ann", "batch", ScoreRules(fairness="none")) == turn_key(
         "ben", "batch", ScoreRules(fairness="none")
     )
+
+
+def test_a_clock_is_the_same_as_long_as_anybody_waits_or_runs_on_it() -> None:
+    clocks, key = TurnClocks(), ("gpu", "ann", "batch")
+    clock = clocks.use(key)
+    clock.started()
+    clocks.let_go(key)
+    assert clocks.use(key) is clock
+    clock.ended(7.0, ran=False)
+    clocks.let_go(key)
+    assert repr(clocks) == "<TurnClocks 0 in use, 0 idle>", "it never moved"
+    assert clocks.use(key) is not clock
+
+
+def test_of_the_clocks_that_are_not_in_use_those_used_last_are_kept() -> None:
+    clocks = TurnClocks()
+    waits = clocks.use(("gpu", "waits", "batch"))
+    clocks.remember(("gpu", "waits", "batch"), 1.0)
+    for number in range(IDLE_CLOCKS):
+        clocks.remember(("gpu", f"{number}", "batch"), 2.0)
+    clocks.remember(("gpu", "0", "batch"), 1.0)
+    clocks.remember(("gpu", "one more", "batch"), 3.0)
+    assert repr(clocks) == f"<TurnClocks 1 in use, {IDLE_CLOCKS} idle>"
+    assert waits.last_end == 1.0
+    assert clocks.use(("gpu", "0", "batch")).last_end == 2.0
+    assert clocks.use(("gpu", "1", "batch")).last_end is None
+    assert repr(clocks.unused()) == f"<TurnClocks 0 in use, {IDLE_CLOCKS + 1} idle>"

@@ -19,6 +19,7 @@ from swaplane.core.commands import (
     RecordDispatch,
     RunJob,
     StartModel,
+    StopCause,
     StopModel,
 )
 from swaplane.core.dispatcher import Dispatcher
@@ -113,7 +114,9 @@ class World:
     def wakes_at(self) -> float | None:
         return self.dispatcher.wakes_at
 
-    def job(self, job_id: str, model: str, *, priority: int = 0, member: str = "ann") -> ev.Job:
+    def job(
+        self, job_id: str, model: str, *, priority: int = 0, member: str = "ann", at: float | None = None
+    ) -> ev.Job:
         self._arrivals += 1
         return ev.Job(
             id=job_id,
@@ -121,11 +124,14 @@ class World:
             model=model,
             member=member,
             priority=priority,
-            submitted_at=self.now,
+            submitted_at=self.now if at is None else at,
         )
 
     def arrive(self, job_id: str, model: str, *, priority: int = 0, member: str = "ann") -> list[str]:
         return self.do(ev.JobArrived(job=self.job(job_id, model, priority=priority, member=member)))
+
+    def restore(self, *jobs: ev.Job, turns: Iterable[ev.Turn] = ()) -> list[str]:
+        return self.do(ev.JobsRestored(jobs=jobs, turns=tuple(turns)))
 
     def leave(self, job_id: str, *, cancelled: bool = False) -> list[str]:
         return self.do(ev.JobLeft(job_id=job_id, cancelled=cancelled))
@@ -145,8 +151,8 @@ class World:
     def crash(self, model: str) -> list[str]:
         return self.do(ev.ModelExited(model=model, message="killed by signal 9"))
 
-    def unload(self, model: str) -> list[str]:
-        return self.do(ev.UnloadRequested(model=model))
+    def unload(self, model: str, cause: StopCause = StopCause.UNLOAD) -> list[str]:
+        return self.do(ev.UnloadRequested(model=model, cause=cause))
 
     def change(self, plan: Plan) -> list[str]:
         return self.do(ev.PlanChanged(plan=plan))

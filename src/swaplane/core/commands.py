@@ -25,6 +25,7 @@ class StopCause(StrEnum):
     UNLOAD = "unload"  #: an operator asked for it
     RELOAD = "reload"  #: its configuration changed or is gone
     ABANDONED = "abandoned"  #: it was still loading, nobody waited for it any more, and another is wanted
+    STUCK = "stuck"  #: it would not let go of a job: only its end frees what the job occupies
     SHUTDOWN = "shutdown"  #: the gateway is going down
 
 

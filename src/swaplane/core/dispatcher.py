@@ -33,6 +33,7 @@ from swaplane.core.events import (
     JobArrived,
     JobEnded,
     JobLeft,
+    JobsRestored,
     LanePaused,
     LaneResumed,
     ModelExited,
@@ -46,6 +47,7 @@ from swaplane.core.events import (
 )
 from swaplane.core.outcomes import Outcome
 from swaplane.core.plan import Plan
+from swaplane.core.queue import BY_SUBMIT
 from swaplane.core.record import record, start_cause
 from swaplane.core.state import Grant, LaneState, ModelPhase, ModelState
 
@@ -63,6 +65,8 @@ class Dispatcher(Board):
         match event:
             case JobArrived():
                 self._job_arrived(event.job, now)
+            case JobsRestored():
+                self._jobs_restored(event, now)
             case JobLeft():
                 self._job_left(event, now)
             case JobEnded():
@@ -74,7 +78,7 @@ class Dispatcher(Board):
             case ModelStopped() | ModelExited():
                 self._model_gone(event.model, now)
             case UnloadRequested():
-                self._unload(event.model, now)
+                self._unload(event, now)
             case LanePaused() | LaneResumed():
                 self._pause(event.lane, paused=isinstance(event, LanePaused))
             case PlanChanged():
@@ -117,6 +121,12 @@ class Dispatcher(Board):
             )
         else:
             self.queue.add(job, model.plan.lane)
+
+    def _jobs_restored(self, event: JobsRestored, now: float) -> None:
+        for job in sorted(event.jobs, key=BY_SUBMIT):
+            self._job_arrived(job, now)
+        for turn in event.turns:
+            self.queue.remember(turn)
 
     def _job_left(self, event: JobLeft, now: float) -> None:
         waiting = Outcome.CANCELLED_WAITING if event.cancelled else Outcome.LEFT_WAITING
@@ -170,17 +180,17 @@ class Dispatcher(Board):
             self._set_phase(model, ModelPhase.STOPPED)
             self._succeed(model, now)
 
-    def _unload(self, model_id: str, now: float) -> None:
-        model = self.models.get(model_id)
+    def _unload(self, event: UnloadRequested, now: float) -> None:
+        model = self.models.get(event.model)
         if model is None or model.phase not in (ModelPhase.STARTING, ModelPhase.READY):
             return
         for grant in list(model.grants.values()):
             if grant.running:
                 self._commands.append(AbortJob(job_id=grant.job.id, outcome=Outcome.UNLOADED_RUNNING))
-            else:
+            elif event.cause is StopCause.UNLOAD:  # otherwise nobody wants the model gone: it is started again
                 self._release(grant, now, ran=False)
                 self._end(grant.job.id, Outcome.UNLOADED_WAITING, "model unloaded")
-        self._stop(model, StopCause.UNLOAD)
+        self._stop(model, event.cause)
 
     # What happened to the gateway.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from swaplane.core.commands import StopCause
 from swaplane.core.outcomes import Outcome
 from swaplane.core.plan import Plan
 
@@ -27,6 +28,24 @@ class JobArrived:
     """A request for a known model came in; its model may not be in the plan any more."""
 
     job: Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """When a (member, band) was last served in a lane."""
+
+    lane: str
+    member: str
+    band: str  #: its name
+    ended_at: float  #: end of its last job that ran, in seconds of the caller's monotonic clock; not after now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsRestored:
+    """Jobs that were accepted earlier come into the queue, all at once: none may gain by being named first."""
+
+    jobs: tuple[Job, ...]  #: in any order; submitted whenever they were, also before this gateway's start
+    turns: tuple[Turn, ...]  #: turns that an earlier gateway gave, in any order; the latest of each counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +107,13 @@ class ModelExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadRequested:
-    """An operator wants a model's server stopped now. Its running jobs are cut; waiting ones stay."""
+    """A model's server has to be stopped now. Its running jobs are cut; those in the queue stay there.
+
+    A job that it loads for ends when an operator wants the model gone; when the server is stuck it is loaded again.
+    """
 
     model: str
+    cause: StopCause = StopCause.UNLOAD  #: UNLOAD or STUCK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +149,7 @@ class ShutdownRequested:
 
 Event = (
     JobArrived
+    | JobsRestored
     | JobLeft
     | JobEnded
     | ModelReady

@@ -26,13 +26,16 @@ class Outcome(StrEnum):
     STOPPED_WAITING = "stopped_waiting"  #: the gateway shut down first
 
     # Ran.
-    COMPLETED = "completed"  #: the model's answer (any status below 500) reached the client whole
-    UPSTREAM_ERROR = "upstream_error"  #: the model answered whole, with a status of 500 or above
+    COMPLETED = "completed"  #: the model's answer (any status below 500) was passed on whole, and its job is done
+    UPSTREAM_ERROR = "upstream_error"  #: the model answered whole with a status of 500 or above, or its job failed
     UPSTREAM_BROKEN = "upstream_broken"  #: the model's server could not be reached, or died before its answer was whole
     LEFT_RUNNING = "left_running"  #: the client went away while it ran
     CANCELLED_RUNNING = "cancelled_running"  #: cancelled by request while it ran
-    UNLOADED_RUNNING = "unloaded_running"  #: its model was unloaded by request while it ran
+    UNLOADED_RUNNING = "unloaded_running"  #: its model was unloaded while it ran, by request or because it was stuck
     STOPPED_RUNNING = "stopped_running"  #: the gateway shut down and could not wait any longer
+    UPSTREAM_LOST = "upstream_lost"  #: the model's server forgot the job, or gave no news of it for too long
+    OVERDUE = "overdue"  #: it was not over by its model's deadline; the server was stopped
+    INTERRUPTED = "interrupted"  #: the gateway ended while it ran, and it is not run a second time
     GATEWAY_ERROR = "gateway_error"  #: a fault of the gateway itself
 
     @property
@@ -50,6 +53,9 @@ _RAN = frozenset(
         Outcome.CANCELLED_RUNNING,
         Outcome.UNLOADED_RUNNING,
         Outcome.STOPPED_RUNNING,
+        Outcome.UPSTREAM_LOST,
+        Outcome.OVERDUE,
+        Outcome.INTERRUPTED,
         Outcome.GATEWAY_ERROR,
     }
 )

@@ -22,12 +22,15 @@ from math import inf
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from swaplane.core.events import Job
+from swaplane.core.events import Job, Turn
 from swaplane.core.score import ScoreRules
-from swaplane.core.turns import TurnClock, turn_key
+from swaplane.core.turns import TurnClock, TurnClocks, turn_key
 
 #: (seconds of aging that the job is ahead, or without aging its points; -clock; -seq; the job): the greatest wins.
 Rank = tuple[float, float, int, Job]
+
+#: Sorts jobs by submit: the order of arrival too, but for jobs that are restored.
+BY_SUBMIT: attrgetter[tuple[float, int]] = attrgetter("submitted_at", "seq")
 
 
 class Ranks(NamedTuple):
@@ -83,7 +86,7 @@ class Candidacy(ABC):
             self._plain = (
                 max(_ranked(job, 0.0, divisor) for job in heads),
                 max(_unaged(job, 0.0) for job in heads),
-                min(heads, key=_ARRIVAL),
+                min(heads, key=BY_SUBMIT),
             )
         by_age, by_number, first_come = self._plain
         full, number = by_age, by_number
@@ -136,11 +139,16 @@ class Standing(Candidacy):
         self._lines: dict[str, dict[int, OrderedDict[str, Job]]] = {}
 
     def add(self, job: Job) -> None:
-        """Append a job; the jobs of one line come in the order of their arrival numbers."""
-        line = self._lines.setdefault(job.model, {}).setdefault(job.priority, OrderedDict())
-        if not line:
-            self.heads_changed()
+        """Put a job into its line, which is in order of submit: at its end, but for jobs that are restored."""
+        of_model = self._lines.setdefault(job.model, {})
+        line = of_model.setdefault(job.priority, OrderedDict())
+        last = next(reversed(line.values()), None)
         line[job.id] = job
+        if last is None:
+            self.heads_changed()
+        elif BY_SUBMIT(job) < BY_SUBMIT(last):
+            self.heads_changed()
+            of_model[job.priority] = OrderedDict((each.id, each) for each in sorted(line.values(), key=BY_SUBMIT))
 
     def remove(self, job: Job) -> None:
         """Take a job out, wherever in its line it stands."""
@@ -158,7 +166,7 @@ class Standing(Candidacy):
         return bool(self._lines)
 
     def lines(self) -> Iterator[Iterable[Job]]:
-        """The lines, each in order of arrival."""
+        """The lines, each in order of submit."""
         return (line.values() for of_model in self._lines.values() for line in of_model.values())
 
     def heads(self) -> Iterable[Job]:
@@ -203,12 +211,11 @@ def pick(candidacies: Iterable[Candidacy], *, now: float, resident: Collection[s
         without_aging=max(ranks, key=_WITHOUT_AGING).without_aging[-1],
         without_affinity=max(ranks, key=_WITHOUT_AFFINITY).without_affinity[-1],
         without_turns=max(ranks, key=_WITHOUT_TURNS).without_turns[-1],
-        first_come=min((each.first_come for each in ranks), key=_ARRIVAL),
+        first_come=min((each.first_come for each in ranks), key=BY_SUBMIT),
     )
 
 
 _FULL, _WITHOUT_AGING, _WITHOUT_AFFINITY, _WITHOUT_TURNS = map(itemgetter, range(4))
-_ARRIVAL: attrgetter[int] = attrgetter("seq")
 
 
 def leader(
@@ -225,7 +232,7 @@ class Queue:
         self._rules = rules
         self._jobs: dict[str, tuple[Job, str]] = {}
         self._standings: dict[str, dict[tuple[str, str], Standing]] = {}
-        self._clocks: dict[tuple[str, str, str], TurnClock] = {}
+        self._clocks = TurnClocks()
         self._waiting_for: Counter[str] = Counter()
         self._waiting_in: Counter[str] = Counter()
 
@@ -260,7 +267,7 @@ class Queue:
         standing.remove(job)
         if not standing:
             del self._standings[lane][key]
-        self._forget_idle_clock(lane, key)
+        self._let_go(lane, key)
         self._waiting_for[job.model] -= 1
         self._waiting_in[lane] -= 1
         return job
@@ -274,7 +281,7 @@ class Queue:
     def give_back(self, job: Job, lane: str, now: float, *, ran: bool) -> None:
         """A job that was taken has ended; `ran` says whether it consumed its turn."""
         self.clock(job, lane).ended(now, ran=ran)
-        self._forget_idle_clock(lane, self._key(job))
+        self._let_go(lane, self._key(job))
 
     def waits_for(self, model: str) -> bool:
         """Whether any job for this model waits."""
@@ -306,12 +313,12 @@ class Queue:
         return pick(self.standings(lane), now=now, resident=resident, rules=self._rules)
 
     def clock(self, job: Job, lane: str) -> TurnClock:
-        """The turn clock of this job's (lane, member, band).
+        """The turn clock of this (lane, member, band), of which this job waits or holds a place."""
+        return self._clocks.use((lane, *self._key(job)))
 
-        It is kept while jobs of it wait or hold a place. It may be forgotten afterwards: whatever arrives
-        later is submitted after any end it could remember.
-        """
-        return self._clocks.setdefault((lane, *self._key(job)), TurnClock())
+    def remember(self, turn: Turn) -> None:
+        """Move the clock of a (lane, member, band) on to the end of its last job, whether a job of it waits or not."""
+        self._clocks.remember((turn.lane, *turn_key(turn.member, turn.band, self._rules)), turn.ended_at)
 
     def rebuilt(self, rules: ScoreRules, lane_of: Mapping[str, str], holding: Iterable[tuple[Job, str]]) -> Queue:
         """The same jobs under other rules or lanes.
@@ -320,18 +327,16 @@ class Queue:
         clock keeps its last end where its (lane, member, band) still exists under the new rules.
         """
         queue = Queue(rules)
+        queue._clocks = self._clocks.unused()
         for job, lane in holding:
             queue.clock(job, lane).started()
-        for job in self.jobs():
+        for job in sorted(self.jobs(), key=BY_SUBMIT):
             queue.add(job, lane_of[job.model])
-        for key, clock in queue._clocks.items():
-            if key in self._clocks:
-                clock.last_end = self._clocks[key].last_end
         return queue
 
     def _key(self, job: Job) -> tuple[str, str]:
         return turn_key(job.member, self._rules.band_of(job.priority).name, self._rules)
 
-    def _forget_idle_clock(self, lane: str, key: tuple[str, str]) -> None:
-        if key not in self._standings.get(lane, {}) and not self._clocks[lane, *key].running:
-            del self._clocks[lane, *key]
+    def _let_go(self, lane: str, key: tuple[str, str]) -> None:
+        if key not in self._standings.get(lane, {}):
+            self._clocks.let_go((lane, *key))

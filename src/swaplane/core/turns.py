@@ -10,9 +10,15 @@ members with the same number take turns. `queue` asks; `dispatcher` reports star
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from math import inf
 
 from swaplane.core.score import ScoreRules
+
+#: How many clocks are kept of those who neither wait nor hold a place: any header can name a new member.
+IDLE_CLOCKS = 10_000
+
+ClockKey = tuple[str, str, str]  #: the lane, and who shares the clock: see `turn_key`
 
 
 class TurnClock:
@@ -48,6 +54,54 @@ class TurnClock:
 
     def __repr__(self) -> str:
         return f"<TurnClock running={self.running} last_end={self.last_end}>"
+
+
+class TurnClocks:
+    """The clocks of all lanes.
+
+    A clock outlasts its last job, because a job that was accepted earlier may come into the queue later and must
+    not age from before its member's last turn. Of the clocks that are not in use, those used last are kept.
+    """
+
+    def __init__(self) -> None:
+        self._in_use: dict[ClockKey, TurnClock] = {}
+        self._idle: OrderedDict[ClockKey, TurnClock] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<TurnClocks {len(self._in_use)} in use, {len(self._idle)} idle>"
+
+    def use(self, key: ClockKey) -> TurnClock:
+        """The clock of somebody who waits or holds a place; the same one until `let_go`."""
+        if key not in self._in_use:
+            self._in_use[key] = self._idle.pop(key) if key in self._idle else TurnClock()
+        return self._in_use[key]
+
+    def let_go(self, key: ClockKey) -> None:
+        """No job waits on this clock any more; it stays in use while one holds a place."""
+        if self._in_use[key].running:
+            return
+        clock = self._in_use.pop(key)
+        if clock.last_end is not None:
+            self._idle[key] = clock
+            while len(self._idle) > IDLE_CLOCKS:
+                self._idle.popitem(last=False)
+
+    def remember(self, key: ClockKey, ended_at: float) -> None:
+        """A job ended at `ended_at`, seconds. A clock that is later already stays where it is."""
+        unused = key not in self._in_use
+        clock = self.use(key)
+        clock.last_end = ended_at if clock.last_end is None else max(clock.last_end, ended_at)
+        if unused:
+            self.let_go(key)
+
+    def unused(self) -> TurnClocks:
+        """The same moments, none of them in use."""
+        clocks = TurnClocks()
+        for key, clock in [*self._idle.items(), *self._in_use.items()]:
+            if clock.last_end is not None:
+                clocks._idle[key] = TurnClock()
+                clocks._idle[key].last_end = clock.last_end
+        return clocks
 
 
 def turn_key(member: str, band: str, rules: ScoreRules) -> tuple[str, str]:
