@@ -51,8 +51,9 @@ _IGNORED = (
 class Guard:
     """One command and all that comes of it."""
 
-    def __init__(self, link: int) -> None:
+    def __init__(self, link: int, *held: int) -> None:
         self._link = link
+        self._held = held  # descriptors that are to be open as long as this process lives
         self._linked = True
         self._command = 0
         self._ended = False  # the command itself
@@ -61,7 +62,8 @@ class Guard:
 
     def run(self) -> None:
         """Run the command to the end of its whole tree."""
-        os.set_inheritable(self._link, False)
+        for descriptor in (self._link, *self._held):
+            os.set_inheritable(descriptor, False)
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         woken, wake = os.pipe()
@@ -187,8 +189,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main() -> None:
-    """Run as `... LINK_FD NAME`; the name is there for people who read a list of processes."""
-    Guard(int(sys.argv[1])).run()
+    """Run as `... LINK_FD[,HELD_FD] NAME`; the name is there for people who read a list of processes."""
+    Guard(*map(int, sys.argv[1].split(","))).run()
 
 
 if __name__ == "__main__":

@@ -94,9 +94,12 @@ class Guarded:
         env: Mapping[str, str],
         log: OutputLog,
         name: str,
+        presence: int | None = None,
         on_end: Callable[[], None] = lambda: None,
     ) -> Guarded:
         """Run `argv` with exactly `env`, its output going to `log`; `on_end` is called once, when it has ended.
+
+        `presence` is a descriptor that stays open as long as anything of the command lives; see that module.
 
         Raises:
             CommandError: it could not be run; nothing is left of it.
@@ -104,7 +107,7 @@ class Guarded:
         """
         mark = uuid.uuid4().hex
         try:
-            guarded = cls(*_start_guard(name), log=log, mark=f"{_MARK}={mark}", on_end=on_end)
+            guarded = cls(*_start_guard(name, presence), log=log, mark=f"{_MARK}={mark}", on_end=on_end)
         except OSError as error:
             raise CommandError(f"failed to start command '{argv[0]}': {_reason(error.errno)}") from error
         launch = json.dumps({"argv": list(argv), "env": {**env, _MARK: mark}}).encode()
@@ -217,7 +220,7 @@ class Guarded:
         self._log.end_line()
 
 
-def _start_guard(name: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+def _start_guard(name: str, presence: int | None) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
     """A guard that waits for what to run, the link to it and the reading end of its output."""
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
         output, write_end = os.pipe()
@@ -228,12 +231,13 @@ def _start_guard(name: str) -> tuple[subprocess.Popen[bytes], socket.socket, int
         theirs.callback(far_end.close)
         os.set_blocking(output, False)
         ours.setblocking(False)
+        theirs_alone = [far_end.fileno(), *([] if presence is None else [presence])]
         guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOOT, _ROOT, str(far_end.fileno()), name],
+            [sys.executable, "-I", "-S", "-c", _BOOT, _ROOT, ",".join(map(str, theirs_alone)), name],
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
-            pass_fds=[far_end.fileno()],
+            pass_fds=theirs_alone,
             start_new_session=True,
         )
         undo.pop_all()

@@ -49,6 +49,7 @@ class LaunchSpec:
     health_timeout_s: float = 120.0  #: the most it may take to get ready
     stop_argv: tuple[str, ...] | None = None  #: run in place of TERM; ${PID} is replaced by the server's pid
     unload_timeout_s: float = 10.0  #: from the order to stop to KILL
+    presence: int | None = None  #: a descriptor for its guard, see `presence`
 
 
 class _StartError(Exception):
@@ -204,7 +205,12 @@ class ModelProcess:
         self._log_start = self._log.written_bytes
         try:
             self._child = child = await Guarded.spawn(
-                self.spec.argv, env=self._environment(), log=self._log, name=self.spec.model, on_end=self._wake
+                self.spec.argv,
+                env=self._environment(),
+                log=self._log,
+                name=self.spec.model,
+                presence=self.spec.presence,
+                on_end=self._wake,
             )
         except CommandError as error:
             raise _StartError(StartFault.COMMAND, str(error), with_output=False) from error
@@ -290,7 +296,9 @@ class ModelProcess:
         words = [word.replace("${PID}", str(child.pid)) for word in argv]
         name = f"{self.spec.model} (stop command)"
         try:
-            self._stopper = stopper = await Guarded.spawn(words, env=self._environment(), log=self._log, name=name)
+            self._stopper = stopper = await Guarded.spawn(
+                words, env=self._environment(), log=self._log, name=name, presence=self.spec.presence
+            )
         except CommandError as error:
             _log.warning("stop command failed", model=self.spec.model, error=str(error))
             return
