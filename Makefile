@@ -33,6 +33,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/decision.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/waiting.py
+	$(BIN)/python benchmarks/polling.py
 
 $(READY): pyproject.toml requirements/lock.txt requirements/models.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

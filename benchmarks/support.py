@@ -132,7 +132,9 @@ def gateway(*models: ModelServer, launcher: Sequence[str] = ("-m", "swaplane")) 
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "config.yaml")
-        config.write_text("models:\n" + "".join(model.entry() for model in models) if models else "models: {}\n")
+        jobs = f"jobs: {{path: {Path(folder, 'state')}}}\n"
+        entries = "".join(model.entry() for model in models)
+        config.write_text(jobs + (f"models:\n{entries}" if models else "models: {}\n"))
         arguments = [*launcher, "serve", "-config", str(config), "-listen", f"127.0.0.1:{port}"]
         with running(arguments, port, Path(folder, "log")) as process:
             yield process

@@ -103,6 +103,7 @@ def serve(
     from swaplane.config.problems import ConfigError
     from swaplane.gateway.server import ListenError
     from swaplane.gateway.server import serve as run_gateway
+    from swaplane.store.errors import StoreError
 
     if note := who_can_reach(listen, host):
         typer.echo(note, err=True)
@@ -112,6 +113,8 @@ def serve(
         _fail(*error.problems)
     except ListenError as error:
         _fail(f"{error}; --listen HOST:PORT chooses another address")
+    except StoreError as error:
+        _fail(f"{error} (`jobs: {{path: ...}}` in the file chooses another folder)")
     raise typer.Exit(code)
 
 

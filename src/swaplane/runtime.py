@@ -11,6 +11,7 @@ import asyncio
 import os
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable
 from typing import assert_never
 
 import structlog
@@ -23,6 +24,7 @@ from swaplane.core.commands import (
     RecordDispatch,
     RunJob,
     StartModel,
+    StopCause,
     StopModel,
 )
 from swaplane.core.dispatcher import Dispatcher
@@ -32,6 +34,7 @@ from swaplane.core.events import (
     JobArrived,
     JobEnded,
     JobLeft,
+    JobsRestored,
     ModelExited,
     ModelReady,
     ModelStartFailed,
@@ -39,6 +42,7 @@ from swaplane.core.events import (
     PlanChanged,
     ShutdownRequested,
     TimePassed,
+    Turn,
     UnloadRequested,
 )
 from swaplane.core.outcomes import Outcome
@@ -47,7 +51,7 @@ from swaplane.observe.logs import LogHub
 from swaplane.observe.metrics import Metrics
 from swaplane.processes.process import LaunchSpec
 from swaplane.processes.supervisor import Supervisor
-from swaplane.ticket import Dropped, Ended, Run, Ticket
+from swaplane.ticket import Dropped, Ended, Run, Ticket, Wish
 
 log = structlog.get_logger("swaplane.runtime")
 
@@ -58,9 +62,9 @@ LAST_BYTES_S = 2.0  #: how long the last bytes of a server that is gone may take
 
 
 class Runtime:
-    """One gateway's dispatcher, model processes and jobs."""
+    """One gateway's dispatcher, model processes and jobs. `presence` is for its guards: see `processes.presence`."""
 
-    def __init__(self, settings: Settings, *, logs: LogHub, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, *, logs: LogHub, metrics: Metrics, presence: int | None = None) -> None:
         self.settings = settings
         self.logs = logs
         self.metrics = metrics
@@ -68,10 +72,13 @@ class Runtime:
         self.supervisor = Supervisor(self.post, logs)
         self.recent: OrderedDict[str, Ended] = OrderedDict()
         self.stopped = asyncio.Event()  #: set at the end of `shut_down`; whatever streams without an end ends then
+        self.watchers: list[Callable[[Ticket, Outcome | None], None]] = []  #: told of every change of a job
+        self._presence = presence
         self._inbox: deque[Event] = deque()
         self._draining = False
         self._tickets: dict[str, Ticket] = {}
         self._arrivals = 0
+        self._ids = 0
         self._epoch = os.urandom(2).hex()
         self._wake: tuple[float, asyncio.TimerHandle] | None = None
         self._gone: dict[str, list[asyncio.Future[None]]] = {}
@@ -85,22 +92,60 @@ class Runtime:
 
     # Jobs.
 
-    def submit(self, model: ModelSettings, *, member: str, priority: int, label: str) -> Ticket:
-        """Take in a request for a model; its ticket's `turn` tells when and whether it is run."""
-        self._arrivals += 1
-        job = Job(
-            id=f"{self._epoch}-{self._arrivals}",
-            seq=self._arrivals,
-            model=model.id,
+    def avoid_ids(self, epochs: Collection[str]) -> None:
+        """Give no job an id that begins with one of these: an earlier gateway's jobs are known by them."""
+        while self._epoch in epochs:
+            self._epoch = os.urandom(2).hex()
+
+    def next_id(self) -> str:
+        """An id that no other job has."""
+        self._ids += 1
+        return f"{self._epoch}-{self._ids}"
+
+    def submit(
+        self, model: ModelSettings, *, member: str, priority: int, label: str, job_id: str | None = None
+    ) -> Ticket:
+        """Take in a request for a model; its ticket's `turn` tells when and whether it is run.
+
+        `job_id` is one that `next_id` gave; without it the job gets the next one.
+        """
+        wish = Wish(
+            job_id=job_id or self.next_id(),
+            model=model,
             member=member,
             priority=priority,
-            submitted_at=time.monotonic(),
             label=label,
+            submitted_at=time.monotonic(),
         )
-        ticket = Ticket(self, job, model, self.dispatcher.rules.band_of(priority).name)
-        self._tickets[job.id] = ticket
-        self.post(JobArrived(job=job))
+        ticket = self._ticket(wish)
+        self.post(JobArrived(job=ticket.job))
         return ticket
+
+    def restore(self, wishes: Iterable[Wish], turns: Iterable[Turn]) -> list[Ticket]:
+        """Take in at once what an earlier gateway accepted, in order of arrival, and its members' turns."""
+        tickets = [self._ticket(wish) for wish in wishes]
+        self.post(JobsRestored(jobs=tuple(ticket.job for ticket in tickets), turns=tuple(turns)))
+        return tickets
+
+    def _ticket(self, wish: Wish) -> Ticket:
+        self._arrivals += 1
+        job = Job(
+            id=wish.job_id,
+            seq=self._arrivals,
+            model=wish.model.id,
+            member=wish.member,
+            priority=wish.priority,
+            submitted_at=wish.submitted_at,
+            label=wish.label,
+        )
+        ticket = Ticket(self, job, wish.model, self.dispatcher.rules.band_of(wish.priority).name)
+        self._tickets[job.id] = ticket
+        self.job_changed(ticket)
+        return ticket
+
+    def ticket(self, job_id: str) -> Ticket | None:
+        """The ticket of a job that waits or runs."""
+        return self._tickets.get(job_id)
 
     def cancel(self, job_id: str) -> bool:
         """End a job by request, whether it waits or runs; False when there is no such job now."""
@@ -132,12 +177,22 @@ class Runtime:
         else:
             self.post(event)
 
+    def job_changed(self, ticket: Ticket, outcome: Outcome | None = None) -> None:
+        """Tell the watchers what became of a job; with an outcome, that it is over."""
+        for watcher in self.watchers:
+            watcher(ticket, outcome)
+
     # Models and lanes.
 
     def is_ready(self, model: str) -> bool:
         """Whether the model's server passed its health check and has not been told to stop."""
         state = self.dispatcher.models.get(model)
         return state is not None and state.phase is ModelPhase.READY
+
+    def backoff_s(self, model: str) -> float:
+        """For how many seconds jobs of a model that keeps failing to start are refused; not above 0: they are not."""
+        state = self.dispatcher.models.get(model)
+        return 0.0 if state is None else state.retry_at - time.monotonic()
 
     async def assured(self, model: str) -> None:
         """Return when it is known whether a model's server still lives; see `Supervisor.assured`."""
@@ -148,9 +203,13 @@ class Runtime:
         spec = self.supervisor.spec(model)
         return self.settings.models[model].proxy if spec is None else spec.proxy
 
-    async def unload(self, model: str) -> None:
+    async def unload(self, model: str, cause: StopCause = StopCause.UNLOAD) -> None:
         """Stop a model's server, cutting its running jobs; returns when nothing of it is left."""
-        self.post(UnloadRequested(model=model))
+        self.post(UnloadRequested(model=model, cause=cause))
+        await self.gone(model)
+
+    async def gone(self, model: str) -> None:
+        """Return when nothing is left of a server that has been told to stop; at once when none has."""
         state = self.dispatcher.models.get(model)
         if state is not None and state.phase is ModelPhase.STOPPING:
             gone = asyncio.get_running_loop().create_future()
@@ -235,7 +294,7 @@ class Runtime:
             case StartModel():
                 settings = self.settings.models[command.model]
                 self.metrics.model_started(command.model, settings.lane, command.cause)
-                self.supervisor.start(_launch_spec(settings))
+                self.supervisor.start(_launch_spec(settings, self._presence))
             case StopModel():
                 self.supervisor.stop(command.model, command.cause)
             case RunJob():
@@ -268,6 +327,7 @@ class Runtime:
         waited_s = ticket.sent_at - ticket.job.submitted_at
         self.metrics.job_sent(ticket.lane, ticket.band, waited_s)
         ticket.decide(Run(proxy=self.proxy_of(command.model), waited_s=waited_s))
+        self.job_changed(ticket)
 
     def _close(self, ticket: Ticket, outcome: Outcome) -> Ended:
         """Record the one end of a job."""
@@ -294,6 +354,7 @@ class Runtime:
             run_s=ended.run_s,
             slots=ticket.slots,
         )
+        self.job_changed(ticket, outcome)
         log.info(
             "job ended",
             job=job.id,
@@ -321,7 +382,7 @@ class Runtime:
         self.post(TimePassed())
 
 
-def _launch_spec(model: ModelSettings) -> LaunchSpec:
+def _launch_spec(model: ModelSettings, presence: int | None) -> LaunchSpec:
     return LaunchSpec(
         model=model.id,
         argv=model.argv,
@@ -331,4 +392,5 @@ def _launch_spec(model: ModelSettings) -> LaunchSpec:
         health_timeout_s=model.health_timeout_s,
         stop_argv=model.stop_argv,
         unload_timeout_s=model.unload_timeout_s,
+        presence=presence,
     )

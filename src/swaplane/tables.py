@@ -117,9 +117,16 @@ def _cells(job: JobJson) -> tuple[str, ...]:
         _points(job["aging"], "+"),
         _points(job["score"], ""),
         short_time(job["waited_s"]),
-        # What a job waits for is worth more than the word "waiting".
-        job["reason"] if job["state"] == "waiting" and job["reason"] else job["state"],
+        _state(job),
     )
+
+
+def _state(job: JobJson) -> str:
+    # What a job waits for is worth more than the word "waiting".
+    if job["state"] == "waiting" and job["reason"]:
+        return job["reason"]
+    progress = job.get("progress")  # a gateway of an earlier version says nothing of it
+    return job["state"] if progress is None else f"{job['state']} {progress:.0f} %"
 
 
 def _columns(wanted: list[int], width: int) -> list[int]:

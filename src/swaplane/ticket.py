@@ -16,6 +16,18 @@ from swaplane.core.outcomes import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a job is made of."""
+
+    job_id: str  #: as it is told to its client
+    model: ModelSettings
+    member: str
+    priority: int  #: the applied one
+    label: str
+    submitted_at: float  #: seconds of this process's monotonic clock; of a restored job perhaps before its start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The job's turn: send it to this server now."""
 
@@ -53,6 +65,9 @@ class Desk(Protocol):
     def job_ended(self, ticket: Ticket, outcome: Outcome) -> None:
         """A job's request is over."""
 
+    def job_changed(self, ticket: Ticket, outcome: Outcome | None = None) -> None:
+        """There is news of a job; with an outcome, its last."""
+
 
 class Ticket:
     """One job as its request sees it: wait for the turn, run, end. Exactly one of its ends is recorded."""
@@ -64,12 +79,22 @@ class Ticket:
         self.band = band
         self.turn: asyncio.Future[Run | Dropped] = asyncio.get_running_loop().create_future()
         self.sent_at: float | None = None
+        self.progress: float | None = None  #: per cent, where its model's server tells; None: unknown
+        self.news = ""  #: what its model's server last said of it, for people
+        self.server_id: str | None = None  #: what its model's server calls it, where it answers before it works
         self._desk = desk
         self._cut: Callable[[Outcome], None] | None = None
         self._cut_short: Outcome | None = None
 
     def __repr__(self) -> str:
         return f"<Ticket {self.job.id} for {self.job.model}>"
+
+    def tell(self, *, progress: float | None, news: str) -> None:
+        """Take in what the job's model server says of it; a progress of None leaves the one before."""
+        progress = self.progress if progress is None else progress
+        if (progress, news) != (self.progress, self.news):
+            self.progress, self.news = progress, news
+            self._desk.job_changed(self)
 
     def decide(self, turn: Run | Dropped) -> None:
         """Called by the runtime: what became of the wait."""

@@ -18,6 +18,7 @@ LABEL_HEADER = "X-LlamaSwap-Label"  #: free text for people, at most 200 charact
 # Of an answer.
 JOB_HEADER = "X-LlamaSwap-Job"  #: the job's id
 WAIT_HEADER = "X-LlamaSwap-Wait"  #: seconds from arrival to being sent to the model, with three decimals
+REPLAYED_HEADER = "X-LlamaSwap-Replayed"  #: "true" on an earlier job's answer, given again for its Idempotency-Key
 PRIORITY_REASON_HEADER = "X-LlamaSwap-Priority-Reason"  #: only where the applied priority is not the requested one
 
 JobState = Literal["waiting", "loading", "running"]
@@ -42,6 +43,7 @@ class JobJson(TypedDict):
     position: int | None  #: from 1, in dispatch order; None once it runs
     state: JobState
     reason: str  #: one sentence: what it waits for, or why it runs
+    progress: float | None  #: per cent done, where its model's server tells
 
 
 class LaneJson(TypedDict):

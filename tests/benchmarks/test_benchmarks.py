@@ -57,6 +57,16 @@ def test_waiting_connections_are_queued_and_leave() -> None:
     assert any("queue empty after" in text for text in shown)
 
 
+def test_the_gpu_is_idle_between_polled_renders_for_a_moment() -> None:
+    rows = run("polling.py", "--renders", "2")
+    assert rows[0][0].startswith("| GPU idle between two of 2 renders")
+    shown = rows[2:]
+    assert [row[0].partition(",")[0] for row in shown] == ["| gateway", "| gateway", "| beside it: one client directly"]
+    for row in shown:
+        median_ms, most_ms = (float(cell.removesuffix(" |").removesuffix(" ms").replace(",", "")) for cell in row[1:])
+        assert 0 <= median_ms <= most_ms
+
+
 def test_more_connections_than_open_files_are_refused() -> None:
     command = [sys.executable, str(BENCHMARKS / "waiting.py"), "--connections", "1000000000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -12,7 +12,7 @@ from swaplane.demo.config import Gateway, GatewayFailedError, config_text, free_
 
 
 def test_the_file_names_three_models_in_no_group() -> None:
-    config = YAML(typ="safe").load(config_text(41000))
+    config = YAML(typ="safe").load(config_text(41000, Path("/tmp/jobs")))
     assert config["startPort"] == 41000
     assert set(config["models"]) == {"smollm2", "minilm", "video"}
     assert not config.keys() & {"groups", "matrix", "routing"}
@@ -24,7 +24,7 @@ def test_the_file_names_three_models_in_no_group() -> None:
 
 def test_an_interpreter_in_a_folder_with_spaces_stays_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", '/opt/my "python"/bin/python')
-    config = YAML(typ="safe").load(config_text(41000))
+    config = YAML(typ="safe").load(config_text(41000, Path("/tmp/jobs")))
     assert shlex.split(config["models"]["video"]["cmd"])[0] == '/opt/my "python"/bin/python'
 
 

@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -19,9 +21,14 @@ from swaplane.core.outcomes import Outcome
 from swaplane.core.plan import LanePlan
 from swaplane.core.score import ScoreRules
 from swaplane.gateway.api import create_api
+from swaplane.gateway.detached import DetachedJobs
+from swaplane.gateway.jobs_api import JobsApi
+from swaplane.gateway.passage import Passage, Pools
+from swaplane.gateway.remembered import RememberedJobs
 from swaplane.observe.logs import LogHub
 from swaplane.observe.metrics import Metrics
 from swaplane.runtime import Runtime
+from swaplane.store.store import Store
 from swaplane.ticket import Dropped, Run, Ticket
 from tests.support.stub_client import free_port, leftovers, stub_argv
 
@@ -40,7 +47,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
 class Bench:
     """A runtime with two stub models, and a client of its API."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, store: Store, **changes: Any) -> None:
         self.stub_id = uuid4().hex
         models = {
             "mA": self.model("mA", name="Model A", description="the first", aliases=("a", "team/a")),
@@ -62,7 +69,9 @@ class Bench:
         )
         self.settings = replace(self.settings, **changes)
         self.runtime = Runtime(self.settings, logs=LogHub(), metrics=Metrics())
-        self.api = create_api(self.runtime, version="1.2.3")
+        passage = Passage(self.runtime, RememberedJobs(store.remembered, lambda: 60), Pools())
+        detached = DetachedJobs(self.runtime, store, passage)
+        self.api = create_api(self.runtime, JobsApi(self.runtime, store, detached).routes(), version="1.2.3")
         transport = httpx2.ASGITransport(app=self.api, raise_app_exceptions=False)
         self.client = httpx2.AsyncClient(transport=transport, base_url="http://gateway")
 
@@ -110,13 +119,16 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def bench(**changes: Any) -> AsyncIterator[Bench]:
-    this = Bench(**changes)
-    try:
-        async with this.client:
-            yield this
-    finally:
-        await this.runtime.shut_down(drain_s=0, stop_s=5)
-        assert leftovers(this.stub_id) == []
+    with tempfile.TemporaryDirectory() as folder:
+        store = await Store.open(Path(folder))
+        this = Bench(store, **changes)
+        try:
+            async with this.client:
+                yield this
+        finally:
+            await this.runtime.shut_down(drain_s=0, stop_s=5)
+            await store.close()
+            assert leftovers(this.stub_id) == []
 
 
 def error_of(answer: httpx2.Response) -> tuple[int, str, str]:

@@ -64,6 +64,7 @@ class GatewayProcess:
 
     def __enter__(self) -> Self:
         environ = {**os.environ, "STUB_LOG": str(self._journal), "STUB_ID": self.stub_id}
+        environ["XDG_STATE_HOME"] = str(self.config.parent / "state")
         command = [sys.executable, "-m", "swaplane", "serve", "-config", str(self.config)]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -37,12 +37,13 @@ class GatewayFailedError(Exception):
     """The gateway did not become ready; the text says why, with the last lines of its log."""
 
 
-def config_text(start_port: int) -> str:
-    """The demo's config.yaml; its models listen on `start_port` and the ports after it."""
+def config_text(start_port: int, folder: Path) -> str:
+    """The demo's config.yaml; its models listen on `start_port` and the ports after it, jobs are kept in `folder`."""
     lines = [
         "# Written by `swaplane demo`. The models are in no group, so only one of them is resident at a time.",
         "healthCheckTimeout: 60",
         f"startPort: {start_port}",
+        f"jobs: {{path: {json.dumps(str(folder))}}}",
         "models:",
     ]
     for model, command in _COMMANDS.items():
@@ -101,7 +102,9 @@ class Gateway:
             socket.create_server(("127.0.0.1", self.port)).close()
         except OSError as error:
             raise GatewayFailedError(f"--port: {self.port} cannot be used ({error.strerror}).") from None
-        self.config_path.write_text(config_text(free_ports(len(_COMMANDS))), encoding="utf-8")
+        self.config_path.write_text(
+            config_text(free_ports(len(_COMMANDS)), self.config_path.parent.absolute() / "jobs"), encoding="utf-8"
+        )
         command = [sys.executable, "-m", "swaplane", "serve"]
         command += ["--config", str(self.config_path), "--listen", f"127.0.0.1:{self.port}"]
         with self.log_path.open("wb") as log:

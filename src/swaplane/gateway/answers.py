@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 
 from swaplane.core.outcomes import Outcome
+from swaplane.gateway.client_side import ClientSide
 from swaplane.gateway.errors import RawHeaders, RequestRefused, error_response
-from swaplane.gateway.front import Wire
 from swaplane.ticket import Dropped
 
 _SHUTTING_DOWN = "the gateway is shutting down"
@@ -59,7 +59,7 @@ CUT_WORDS = {
 }
 
 
-def method_not_allowed(wire: Wire, allow: Iterable[str]) -> None:
+def method_not_allowed(wire: ClientSide, allow: Iterable[str]) -> None:
     """Say which methods a path has, as llama-swap's router does."""
     body = b"Method Not Allowed\n"
     headers = [
@@ -71,7 +71,7 @@ def method_not_allowed(wire: Wire, allow: Iterable[str]) -> None:
     send_answer(wire, 405, headers, body)
 
 
-def send_answer(wire: Wire, status: int, headers: RawHeaders, body: bytes) -> None:
+def send_answer(wire: ClientSide, status: int, headers: RawHeaders, body: bytes) -> None:
     """Answer whole; `headers` hold the Content-Length. A client that has left gets nothing."""
     if wire.departed:
         return
@@ -85,7 +85,7 @@ def reason_of(status: int) -> bytes:
     return http.HTTPStatus(status).phrase.encode("ascii")
 
 
-def redirect(wire: Wire, location: bytes) -> None:
+def redirect(wire: ClientSide, location: bytes) -> None:
     """Send a client to the right spelling of a path: 301 for GET and HEAD, else 308, which keeps the method."""
     status = 301 if wire.method in (b"GET", b"HEAD") else 308
     send_answer(wire, status, [(b"Location", location), (b"Content-Length", b"0")], b"")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
@@ -17,17 +17,16 @@ from fastapi.exceptions import RequestValidationError
 
 from swaplane.config.problems import nearest
 from swaplane.core.events import LanePaused, LaneResumed
-from swaplane.core.explain import job_view
 from swaplane.gateway.edge import Edge, not_routed
-from swaplane.gateway.errors import error_response, go_json
+from swaplane.gateway.errors import RequestRefused, error_response, go_json, not_stored
 from swaplane.gateway.log_stream import log_answer
 from swaplane.gateway.model_list import model_list, running_list
-from swaplane.gateway.queue_view import ended_json, job_json, queue_json
+from swaplane.gateway.queue_view import queue_json
+from swaplane.gateway.replies import refused
 from swaplane.observe.logs import RingLog
 from swaplane.observe.metrics import CONTENT_TYPE
 from swaplane.runtime import Runtime
-
-POSITIONS_COUNTED = 100  #: a job further back is told no position: each one costs a comparison of all who wait
+from swaplane.store.errors import StoreError
 
 _INVALID_LOGGER = "invalid logger. Use 'proxy', 'upstream' or a model's ID"
 
@@ -40,6 +39,8 @@ Swaplane {version}: one GPU, many jobs, who goes next.
 /running            models that are loaded, and their state
 /api/queue          who runs, who waits, and why
 /api/jobs/ID        one job; DELETE cancels it
+/api/jobs/ID/result the answer to a request sent with `Prefer: respond-async`
+/v1/videos          the videos of all models; /v1/files, /v1/batches
 /logs/stream        the gateway's log; /logs/stream/MODEL a model's
 /metrics            for Prometheus
 /openapi.json       this API
@@ -48,13 +49,18 @@ Swaplane {version}: one GPU, many jobs, who goes next.
 Endpoint = Callable[..., Awaitable[Response]]
 
 
-def create_api(runtime: Runtime, *, version: str) -> FastAPI:
-    """The API's ASGI application. Settings are read at each request: a reload replaces them."""
+def create_api(runtime: Runtime, others: Iterable[tuple[str, str, Endpoint]] = (), *, version: str) -> FastAPI:
+    """The API's ASGI application; `others` are further (method, path, endpoint).
+
+    Settings are read at each request: a reload replaces them.
+    """
     app = FastAPI(title="Swaplane", version=version, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for method, path, endpoint in _Api(runtime, version).routes():
+    for method, path, endpoint in (*_Api(runtime, version).routes(), *others):
         app.add_api_route(path, endpoint, methods=[method])
     for status in (404, 405):  # raised by the router alone: endpoints return their refusals
         app.add_exception_handler(status, not_routed)
+    app.add_exception_handler(RequestRefused, refused)
+    app.add_exception_handler(StoreError, _not_stored)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(Exception, _failed)
     app.add_middleware(Edge)
@@ -84,8 +90,6 @@ class _Api:
             ("GET", "/logs/stream", self.stream_proxy_log),
             ("GET", "/logs/stream/{name:path}", self.stream_log),
             ("GET", "/api/queue", self.queue),
-            ("GET", "/api/jobs/{job_id}", self.job),
-            ("DELETE", "/api/jobs/{job_id}", self.cancel),
             ("POST", "/api/lanes/{lane}/pause", self.pause),
             ("POST", "/api/lanes/{lane}/resume", self.resume),
             ("GET", "/api/version", self.version),
@@ -171,22 +175,7 @@ class _Api:
 
     async def queue(self, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
         """Every lane with its running jobs and the first `limit` waiting ones, in the order of dispatch."""
-        return _json(queue_json(self._runtime.dispatcher, time.monotonic(), limit=limit))
-
-    async def job(self, request: Request, job_id: str) -> Response:
-        """One job that waits or runs, or how it ended."""
-        if ended := self._runtime.recent.get(job_id):
-            return _json(ended_json(ended))
-        view = job_view(self._runtime.dispatcher, job_id, time.monotonic(), limit=POSITIONS_COUNTED)
-        return _unknown_job(request, job_id) if view is None else _json(job_json(view))
-
-    async def cancel(self, request: Request, job_id: str) -> Response:
-        """End a job, whether it waits or runs."""
-        if self._runtime.cancel(job_id):
-            return _json({"msg": "ok", "id": job_id})
-        if ended := self._runtime.recent.get(job_id):
-            return _error(request, 409, f"job `{job_id}` cannot be cancelled: it has ended as {ended.outcome}")
-        return _unknown_job(request, job_id)
+        return _json(queue_json(self._runtime, time.monotonic(), limit=limit))
 
     async def pause(self, request: Request, lane: str) -> Response:
         """Start nothing new in a lane; what runs ends normally."""
@@ -216,13 +205,14 @@ async def _not_valid(request: Request, error: Exception) -> Response:
     return _error(request, 400, f"{where} parameter `{name}` {wanted}, and is `{str(first['input'])[:100]}`")
 
 
+async def _not_stored(request: Request, error: Exception) -> Response:
+    """The disk does not do what it has to."""
+    return _error(request, 507, not_stored(error))
+
+
 async def _failed(request: Request, error: Exception) -> Response:
     """A fault of the gateway; Starlette hands it on to the server's log."""
     return _error(request, 500, "the gateway failed on this request; its log says why")
-
-
-def _unknown_job(request: Request, job_id: str) -> Response:
-    return _error(request, 404, f"no job `{job_id[:100]}` is known: it never arrived here, or it ended long ago")
 
 
 def _text(text: str) -> Response:

@@ -1,49 +1,71 @@
-"""The gateway's ASGI application: which request is a job, and its passage from arrival to end.
+"""The gateway's ASGI application: which request is a job, and on which way it goes.
 
 A plain ASGI callable, without framework or middleware, because a request that waits must notice its
-client's departure. Model-dispatched routes and `/upstream/...` become jobs of the runtime; everything else
-goes to the management API. It decides nothing about order, and knows of models only what is configured.
+client's departure. Model-dispatched routes and `/upstream/...` become jobs of the runtime, with their client waiting
+(`passage`), by a key (`keyed`) or without one (`detached`); news of jobs at their servers takes no place
+(`bystander`, `videos`); everything else goes to the management API. It decides nothing about order, and knows of
+models only what is configured.
 """
 
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import unquote
+import contextlib
+from urllib.parse import quote
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swaplane.config.settings import ModelSettings
-from swaplane.core.outcomes import Outcome
-from swaplane.gateway.answers import (
-    CUT_WORDS,
-    ShuttingDown,
-    dropped_answer,
-    method_not_allowed,
-    reason_of,
-    redirect,
-    send_answer,
-)
+from swaplane.core.score import ScoreRules
+from swaplane.gateway import background, videos
+from swaplane.gateway.answers import ShuttingDown, method_not_allowed, redirect, send_answer
 from swaplane.gateway.body import Body, ClientLeft, read_body
-from swaplane.gateway.errors import ModelNotLoaded, RawHeaders, RequestRefused, UnknownModel, error_response
-from swaplane.gateway.forward import Forwarding, tunnel_head, upstream_headers
+from swaplane.gateway.bystander import Bystanders, deleted
+from swaplane.gateway.detached import DetachedJobs
+from swaplane.gateway.errors import ModelNotLoaded, NoModel, RequestRefused, UnknownModel, error_response, not_stored
 from swaplane.gateway.front import WIRE, Wire
-from swaplane.gateway.headers import OwnHeaders, read_own_headers, response_headers
-from swaplane.gateway.model_field import find_model, rename
-from swaplane.gateway.routes import MethodNotAllowed, Route, split_upstream
+from swaplane.gateway.headers import read_own_headers
+from swaplane.gateway.jobs_api import accepted, wants_async
+from swaplane.gateway.keyed import KeyedRequests, idempotency_key
+from swaplane.gateway.model_field import ModelField, find_model, rename
+from swaplane.gateway.passage import Errand, Passage, Pools
+from swaplane.gateway.remembered import RememberedJobs
+from swaplane.gateway.routes import MethodNotAllowed, Route
 from swaplane.gateway.routes import match as find_route
+from swaplane.gateway.sockets import Sockets, named_upstream
 from swaplane.gateway.tunnel import Tunnel
-from swaplane.gateway.upstream import UpstreamPool, UpstreamUnreachable
+from swaplane.gateway.videos import Videos
+from swaplane.gateway.webhook import WEBHOOK_HEADER, WebhookRefused, webhook_of
 from swaplane.runtime import Runtime
-from swaplane.ticket import Dropped, Ticket
+from swaplane.store import StoredJob, StoreError
 
 
 class Gateway:
     """The application uvicorn serves."""
 
-    def __init__(self, runtime: Runtime, api: ASGIApp) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        api: ASGIApp,
+        *,
+        passage: Passage,
+        pools: Pools,
+        remembered: RememberedJobs,
+        known_videos: Videos,
+        keyed: KeyedRequests,
+        detached: DetachedJobs,
+        in_background: background.Background,
+    ) -> None:
         self._runtime = runtime
         self._api = api
-        self._pools: dict[str, UpstreamPool] = {}
+        self._passage = passage
+        self._sockets = Sockets(runtime, passage, pools)
+        self._bystanders = Bystanders(runtime, remembered, passage)
+        self._videos = known_videos
+        self._keyed = keyed
+        self._detached = detached
+        self._background = in_background
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -55,161 +77,147 @@ class Gateway:
             return
         wire: Wire = scope["extensions"][WIRE]
         try:
+            answer: Response | None = None
             match find_route(scope["method"], path):
                 case Route() as route:
                     await self._model_route(wire, route, receive)
                 case MethodNotAllowed(allow=allow):
-                    method_not_allowed(wire, allow)
+                    if path == videos.PATH and scope["method"] in ("GET", "HEAD"):
+                        answer = await self._videos.list(scope["query_string"])
+                    else:
+                        method_not_allowed(wire, allow)
                 case _ if path.startswith("/upstream/"):
-                    await self._upstream_route(wire, receive)
+                    await self._upstream_route(wire, scope, receive, send)
+                case _ if path.startswith(videos.PREFIX):
+                    answer = await self._video_route(wire, path, scope, receive, send)
                 case _:
                     await self._api(scope, receive, send)
+            if answer is not None:
+                await answer(scope, receive, send)
         except RequestRefused as refused:
             headers, body = refused.response(wire.header(b"accept"))
             send_answer(wire, refused.status, headers, body)
+        except StoreError as error:
+            headers, body = error_response(507, not_stored(error), accept=wire.header(b"accept"))
+            send_answer(wire, 507, headers, body)
         except ClientLeft:
             pass
 
     async def _model_route(self, wire: Wire, route: Route, receive: Receive) -> None:
         _, mark, query = wire.target.partition(b"?")
-        with await _whole_body(receive) as body:
-            content_type = wire.header(b"content-type")
-            field = await find_model(wire.method.decode("ascii"), content_type, query, body)
-            model = self._runtime.settings.resolve(field.name)
-            if model is None:
-                raise UnknownModel(field.name, self._runtime.settings.listed_names())
-            if model.use_model_name:
+        with contextlib.ExitStack() as held:
+            body = await _whole_body(receive)
+            held.callback(body.close)
+            model, field = await self._named_model(wire, route, query, body)
+            errand = _errand(
+                wire, self._runtime.dispatcher.rules, model, route.upstream_path.encode("ascii") + mark + query, body
+            )
+            if field is not None and route.upstream_path == background.PATH:
+                span = await background.find_background(body)
+                if span is not None:
+                    key, webhook = idempotency_key(wire.raw_headers), self._webhook(wire)
+                    answer = await self._background.accept(errand, field, span, key=key, webhook=webhook)
+                    send_answer(wire, *answer)
+                    return
+            if field is not None and model.use_model_name:
                 rename(field, body, model.use_model_name)
-            await self._job(wire, model, route.upstream_path.encode("ascii") + mark + query, body)
+            await self._job(wire, errand, held)
 
-    async def _upstream_route(self, wire: Wire, receive: Receive) -> None:
+    async def _named_model(
+        self, wire: Wire, route: Route, query: bytes, body: Body
+    ) -> tuple[ModelSettings, ModelField | None]:
+        """The model a request is for, and where it says so; None: nowhere, it is the only one that makes videos."""
+        try:
+            field = await find_model(wire.method.decode("ascii"), wire.header(b"content-type"), query, body)
+        except NoModel:
+            model = self._videos.only_model() if route.upstream_path.startswith(videos.PATH) else None
+            if model is None:
+                raise
+            return model, None
+        named = self._runtime.settings.resolve(field.name)
+        if named is None:
+            raise UnknownModel(field.name, self._runtime.settings.listed_names())
+        return named, field
+
+    async def _video_route(self, wire: Wire, path: str, scope: Scope, receive: Receive, send: Send) -> Response | None:
+        """`/v1/videos/{id}...`: the id says which model it is about."""
+        video_id, rest = videos.id_and_rest(path)
+        found = await self._videos.find(video_id)
+        if isinstance(found, StoredJob):
+            if wire.method == b"DELETE" and not rest:
+                await (self._detached.delete if found.state == "ended" else self._detached.cancel)(found.id)
+                return deleted(found.id)
+            return videos.about_waiting(found, scope["method"], rest)
+        model, server_id = found
+        _, mark, query = wire.target.partition(b"?")
+        target = f"{videos.PATH}/{quote(server_id, safe='')}{rest}".encode("latin-1", "replace") + mark + query
+        await self._at_server(wire, model, target, scope, receive, send)
+        return None
+
+    async def _upstream_route(self, wire: Wire, scope: Scope, receive: Receive, send: Send) -> None:
         """`/upstream/{model}/{rest}`: like any request, but page assets never load a model or take a place."""
         raw_path, mark, query = wire.target.partition(b"?")
-        model, rest = self._upstream_model(raw_path)
+        model, rest = named_upstream(raw_path, self._runtime.settings)
         if not rest:
             redirect(wire, raw_path + b"/" + mark + query)
             return
-        with await _whole_body(receive) as body:
-            if any(pattern.search(rest.decode("latin-1")) for pattern in self._runtime.settings.ignore_paths):
-                await self._page_asset(wire, model, rest + mark + query, body)
+        await self._at_server(wire, model, rest + mark + query, scope, receive, send)
+
+    async def _at_server(
+        self, wire: Wire, model: ModelSettings, target: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """A request for a path of a model's server: a job, unless it asks for a page's asset or for news of a job."""
+        with contextlib.ExitStack() as held:
+            body = await _whole_body(receive)
+            held.callback(body.close)
+            errand = _errand(wire, self._runtime.dispatcher.rules, model, target, body)
+            rule = model.completion
+            path = target.partition(b"?")[0].decode("latin-1")
+            if rule is not None and rule.is_bystander(wire.method.decode("latin-1"), path):
+                await self._bystanders.serve(wire, errand, scope, receive, send)
+            elif any(pattern.search(path) for pattern in self._runtime.settings.ignore_paths):
+                if not self._runtime.is_ready(model.id):
+                    raise ModelNotLoaded(model.id)
+                await self._passage.beside(wire, errand, self._runtime.proxy_of(model.id))
             else:
-                await self._job(wire, model, rest + mark + query, body)
+                await self._job(wire, errand, held)
 
-    def _upstream_model(self, raw_path: bytes) -> tuple[ModelSettings, bytes]:
-        found = split_upstream(raw_path, self._runtime.settings.resolve)
-        if found is None:
-            name = unquote(raw_path.removeprefix(b"/upstream/").split(b"/")[0].decode("latin-1"))
-            raise UnknownModel(name, self._runtime.settings.listed_names())
-        return found[0], found[1]
+    async def _job(self, wire: Wire, errand: Errand, held: contextlib.ExitStack) -> None:
+        """One job: its client waits, comes back with the same key, or has it done without waiting.
 
-    async def _page_asset(self, wire: Wire, model: ModelSettings, target: bytes, body: Body) -> None:
-        if not self._runtime.is_ready(model.id):
-            raise ModelNotLoaded(model.id)
-        await self._forwarding(wire, model.id, self._runtime.proxy_of(model.id), target, body, []).run()
+        `held` closes the errand's body.
+        """
+        key = idempotency_key(wire.raw_headers)
+        webhook = self._webhook(wire)
+        if wire.method != b"HEAD" and wants_async(wire.raw_headers):
+            stored = await self._detached.accept(errand, key=key, webhook=webhook)
+            accepted(wire, stored, self._runtime)
+        elif webhook is not None:
+            raise WebhookRefused(f"the header {WEBHOOK_HEADER} goes with `Prefer: respond-async` only")
+        elif key is not None:
+            held.pop_all()
+            await self._keyed.run(wire, errand, self._passage, key)
+        else:
+            await self._passage.run(wire, errand, self._passage.submit(errand))
 
-    async def _job(self, wire: Wire, model: ModelSettings, target: bytes, body: Body) -> None:
-        """One job: queue it, watch its client while it waits, pass it through in its turn, say how it ended."""
-        own, ticket = self._submit(wire.raw_headers, model)
-        outcome = Outcome.GATEWAY_ERROR
-        try:
-            wire.on_departure(ticket.leave)
-            turn = await ticket.turn
-            wire.on_departure(None)
-            extra = response_headers(ticket.job.id, own.priority.applied, turn.waited_s, own.priority.reason)
-            if wire.departed:
-                outcome = Outcome.LEFT_WAITING
-            elif isinstance(turn, Dropped):
-                status, headers, answer = dropped_answer(turn, wire.header(b"accept"))
-                send_answer(wire, status, headers + extra, answer)
-            else:
-                forwarding = self._forwarding(wire, model.id, turn.proxy, target, body, extra)
-                ticket.on_cut(lambda outcome: forwarding.cut(outcome, CUT_WORDS[outcome]))
-                outcome = (await forwarding.run()).outcome
-        finally:
-            ticket.ended(outcome)
-
-    def _submit(self, raw_headers: RawHeaders, model: ModelSettings) -> tuple[OwnHeaders, Ticket]:
-        own = read_own_headers(raw_headers, self._runtime.dispatcher.rules)
-        if own.priority.adjust_kind is not None:
-            self._runtime.metrics.priority_adjusted(own.priority.adjust_kind)
-        return own, self._runtime.submit(model, member=own.member, priority=own.priority.applied, label=own.label)
-
-    def _forwarding(
-        self, wire: Wire, model: str, proxy: str, target: bytes, body: Body, extra: RawHeaders
-    ) -> Forwarding:
-        has_body = body.length > 0 or wire.method not in (b"GET", b"HEAD")
-        headers = upstream_headers(
-            wire.raw_headers,
-            client_host=wire.client[0] if wire.client else "",
-            body_length=body.length if has_body else None,
-        )
-        return Forwarding(
-            wire,
-            self._pool(model, proxy),
-            target=target,
-            headers=headers,
-            body=body if has_body else None,
-            extra_headers=extra,
-        )
-
-    def _pool(self, model: str, proxy: str) -> UpstreamPool:
-        pool = self._pools.get(model)
-        if pool is None or pool.base_url != proxy:
-            if pool is not None:
-                pool.close()
-            pool = self._pools[model] = UpstreamPool(proxy)
-        return pool
+    def _webhook(self, wire: Wire) -> str | None:
+        return webhook_of(wire.raw_headers, self._runtime.settings.jobs)
 
     async def tunnel(self, tunnel: Tunnel) -> None:
-        """A websocket through `/upstream/{model}/...`: a job that lasts as long as the connection."""
-        raw_path, mark, query = tunnel.target.partition(b"?")
-        try:
-            model, rest = self._upstream_model(raw_path)
-        except RequestRefused as refused:
-            await tunnel.refuse(refused.status, reason_of(refused.status), *refused.response())
-            return
-        _, ticket = self._submit(tunnel.raw_headers, model)
-        outcome = Outcome.GATEWAY_ERROR
-        try:
-            tunnel.on_departure(ticket.leave)
-            turn = await ticket.turn
-            tunnel.on_departure(None)
-            if tunnel.departed:
-                outcome = Outcome.LEFT_WAITING
-            elif isinstance(turn, Dropped):
-                status, headers, answer = dropped_answer(turn, b"")
-                await tunnel.refuse(status, reason_of(status), headers, answer)
-            else:
-                outcome = await self._relay(tunnel, ticket, turn.proxy, (rest or b"/") + mark + query)
-        finally:
-            ticket.ended(outcome)
+        """A websocket through `/upstream/{model}/...`."""
+        await self._sockets.serve(tunnel)
 
-    async def _relay(self, tunnel: Tunnel, ticket: Ticket, proxy: str, target: bytes) -> Outcome:
-        cut_as: list[Outcome] = []
 
-        def cut(outcome: Outcome) -> None:
-            cut_as.append(outcome)
-            tunnel.cut()
-
-        ticket.on_cut(cut)
-        server = self._pool(ticket.job.model, proxy)
-        client_host = tunnel.client[0] if tunnel.client else ""
-        head = tunnel_head(tunnel.raw_headers, target=server.base_path + target, client_host=client_host)
-        try:
-            result = await tunnel.connect_and_relay(server.host, server.port, server.tls, head)
-        except UpstreamUnreachable as error:
-            await tunnel.refuse(502, reason_of(502), *error_response(502, str(error)))
-            return Outcome.UPSTREAM_BROKEN
-        if cut_as:
-            return cut_as[0]
-        if result.ended_by == "upstream":
-            # A server that closes a websocket and one that has died look the same from here.
-            await self._runtime.assured(ticket.job.model)
-            if not self._runtime.is_ready(ticket.job.model):
-                return Outcome.UPSTREAM_BROKEN
-        if result.status is None:
-            return Outcome.LEFT_RUNNING if result.ended_by == "client" else Outcome.UPSTREAM_BROKEN
-        return Outcome.COMPLETED if result.status < 500 else Outcome.UPSTREAM_ERROR
+def _errand(wire: Wire, rules: ScoreRules, model: ModelSettings, target: bytes, body: Body) -> Errand:
+    return Errand(
+        model=model,
+        method=wire.method,
+        target=target,
+        headers=wire.raw_headers,
+        client_host=wire.client[0] if wire.client else "",
+        body=body,
+        own=read_own_headers(wire.raw_headers, rules),
+    )
 
 
 async def _whole_body(receive: Receive) -> Body:

@@ -73,6 +73,11 @@ def go_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).translate(_JSON_ESCAPES)
 
 
+def not_stored(error: Exception) -> str:
+    """The sentence for a disk that does not do what it has to."""
+    return f"what is kept on disk could not be read or written: {error}"
+
+
 class RequestRefused(Exception):  # noqa: N818 (it is the client's fault or the machine's, not an error of ours)
     """A request that does not become a job; each subclass knows its HTTP status and its code."""
 
@@ -114,12 +119,12 @@ class UnknownModel(RequestRefused):
 
 
 class ModelNotLoaded(RequestRefused):
-    """A page's asset was asked of a model that is not resident; assets do not load models."""
+    """A page's asset, or news of a job, was asked of a model that is not resident; neither loads one."""
 
     status = 409
 
-    def __init__(self, model: str) -> None:
-        super().__init__(f"model {model} is not loaded; path matches upstream.ignorePaths")
+    def __init__(self, model: str, why: str = "path matches upstream.ignorePaths") -> None:
+        super().__init__(f"model {model} is not loaded; {why}")
 
 
 class DuplicateModel(RequestRefused):

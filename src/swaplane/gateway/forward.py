@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from swaplane.core.outcomes import Outcome
+from swaplane.gateway.client_side import ClientSide
 from swaplane.gateway.errors import error_json, error_response
 from swaplane.gateway.upstream import BodySource, Exchange, Framing, RawHeaders, UpstreamError, UpstreamPool
-from swaplane.gateway.wire import Wire
 
 _log = logging.getLogger(__name__)
 
 OUR_PREFIX = b"x-llamaswap-"  # of headers between the gateway and its clients alone
+_OURS = frozenset((b"prefer", b"idempotency-key"))  # what the gateway itself acts on
 
 STALLED_S = 60.0  # how long a client may take nothing of an answer that waits for it
 
@@ -37,7 +38,7 @@ _RESPONSE_SPECIAL = _HOP_BY_HOP | {b"content-type", b"content-encoding", b"x-acc
 #: A Connection header cannot name these away: without them the message, or its sender, would be another one.
 _NOT_NAMEABLE = frozenset((b"host", b"content-length", b"x-forwarded-for"))
 
-_ERROR_STATUS = {Outcome.STOPPED_RUNNING: 503, Outcome.GATEWAY_ERROR: 500}  # others: 502
+_ERROR_STATUS = {Outcome.STOPPED_RUNNING: 503, Outcome.GATEWAY_ERROR: 500, Outcome.OVERDUE: 504}  # others: 502
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class Forwarding:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: ClientSide,
         pool: UpstreamPool,
         *,
         target: bytes,
@@ -147,7 +148,7 @@ class Forwarding:
     def on_head(self, *, status: int, reason: bytes, headers: RawHeaders, framing: Framing, exchange: Exchange) -> None:
         """Pass the head on."""
         self._exchange = exchange
-        passed, is_event_stream = _downstream_headers(headers)
+        passed, is_event_stream = downstream_headers(headers)
         self._event_stream = is_event_stream and framing != "length"
         passed += self._extra_headers
         self._wire.start(status=status, reason=reason, headers=passed, framing=framing)
@@ -197,20 +198,32 @@ class Forwarding:
         wire = self._wire
         if wire.departed:
             return
-        status = _ERROR_STATUS.get(outcome, 502)
         if self._status is None:
-            headers, body = error_response(status, message, accept=wire.header(b"accept"), extra=self._extra_headers)
-            if outcome is Outcome.CANCELLED_RUNNING:
-                # Clients repeat a request after a 5xx: what was cancelled would be back in the queue at once.
-                headers.append((b"X-Should-Retry", b"false"))
+            status, headers, body = failure(outcome, message, accept=wire.header(b"accept"), extra=self._extra_headers)
             self._status = status
             wire.start(status=status, reason=HTTPStatus(status).phrase.encode(), headers=headers, framing="length")
             wire.write(body)
             wire.finish()
         elif self._event_stream:
-            wire.abort(b"\n\ndata: " + error_json(status, message).encode() + b"\n\n")
+            wire.abort(b"\n\ndata: " + error_json(_status_of(outcome), message).encode() + b"\n\n")
         else:
             wire.abort()
+
+
+def failure(
+    outcome: Outcome, message: str, *, accept: bytes, extra: Sequence[tuple[bytes, bytes]] = ()
+) -> tuple[int, RawHeaders, bytes]:
+    """(status, headers, body) that tell a client why no answer of the model's server comes."""
+    status = _status_of(outcome)
+    headers, body = error_response(status, message, accept=accept, extra=extra)
+    if outcome is Outcome.CANCELLED_RUNNING:
+        # Clients repeat a request after a 5xx: what was cancelled would be back in the queue at once.
+        headers.append((b"X-Should-Retry", b"false"))
+    return status, headers, body
+
+
+def _status_of(outcome: Outcome) -> int:
+    return _ERROR_STATUS.get(outcome, 502)
 
 
 def upstream_headers(raw_headers: RawHeaders, *, client_host: str, body_length: int | None) -> RawHeaders:
@@ -227,7 +240,7 @@ def upstream_headers(raw_headers: RawHeaders, *, client_host: str, body_length: 
     for header in raw_headers:
         lowered = header[0].lower()
         if lowered not in _REQUEST_SPECIAL:
-            if lowered[: len(OUR_PREFIX)] != OUR_PREFIX:
+            if lowered[: len(OUR_PREFIX)] != OUR_PREFIX and lowered not in _OURS:
                 passed.append(header)
         elif lowered == b"content-length":
             if length is not None:
@@ -261,7 +274,7 @@ def tunnel_head(raw_headers: RawHeaders, *, target: bytes, client_host: str) -> 
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-def _downstream_headers(raw_headers: RawHeaders) -> tuple[RawHeaders, bool]:
+def downstream_headers(raw_headers: RawHeaders) -> tuple[RawHeaders, bool]:
     """The response headers for the client, and whether the body is an uncompressed event stream."""
     passed: RawHeaders = []
     connection: list[bytes] = []

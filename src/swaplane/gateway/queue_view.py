@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict, cast
 
-from swaplane.core.dispatcher import Dispatcher
 from swaplane.core.explain import JobView, LaneView, lane_view
-from swaplane.ticket import Ended
+from swaplane.runtime import Runtime
+from swaplane.ticket import Ended, Ticket
 from swaplane.wire import JobJson, JobState, LaneJson, QueueJson
 
 _DECIMALS = 3  # of seconds and points
@@ -30,26 +30,34 @@ class EndedJobJson(TypedDict):
     run_s: float | None  #: how long it occupied its model's server; None when it was never sent there
 
 
-def queue_json(dispatcher: Dispatcher, now: float, *, limit: int) -> QueueJson:
+def queue_json(runtime: Runtime, now: float, *, limit: int) -> QueueJson:
     """All lanes at `now` (seconds of the dispatcher's clock), each with its first `limit` waiting jobs."""
-    return {"lanes": [_lane_json(lane_view(dispatcher, lane, now, limit=limit)) for lane in dispatcher.lanes.values()]}
+    dispatcher = runtime.dispatcher
+    views = (lane_view(dispatcher, lane, now, limit=limit) for lane in dispatcher.lanes.values())
+    return {"lanes": [_lane_json(view, runtime) for view in views]}
 
 
-def _lane_json(view: LaneView) -> LaneJson:
+def _lane_json(view: LaneView, runtime: Runtime) -> LaneJson:
     return {
         "name": view.name,
         "size": view.size,
         "paused": view.paused,
         "resident": list(view.resident),
-        "running": [job_json(job) for job in view.running],
-        "waiting": [job_json(job) for job in view.waiting],
+        "running": [job_json(job, runtime.ticket(job.job.id)) for job in view.running],
+        "waiting": [job_json(job, None) for job in view.waiting],
         "waiting_total": view.waiting_total,
     }
 
 
-def job_json(view: JobView) -> JobJson:
-    """One job that waits, loads or runs. The score shown is the sum of the terms shown."""
+def job_json(view: JobView, ticket: Ticket | None) -> JobJson:
+    """One job that waits, loads or runs; what its server says of it is on its ticket.
+
+    The score shown is the sum of the terms shown.
+    """
     job, score = view.job, view.score
+    progress = None if ticket is None else ticket.progress
+    done = "" if progress is None else f", {progress:.0f} % done"
+    news = "" if ticket is None or not ticket.news else f" ({ticket.news})"
     affinity, aging = round(score.affinity, _DECIMALS), round(score.aging, _DECIMALS)
     return {
         "id": job.id,
@@ -67,7 +75,8 @@ def job_json(view: JobView) -> JobJson:
         "aging_s": round(view.aging_s, _DECIMALS),
         "position": view.position,
         "state": cast("JobState", view.state),
-        "reason": view.reason,
+        "reason": view.reason + done + news,
+        "progress": progress,
     }
 
 

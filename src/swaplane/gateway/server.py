@@ -20,15 +20,15 @@ import structlog
 import uvicorn
 import uvloop
 
-import swaplane
 from swaplane.config.load import ConfigError, load
 from swaplane.config.settings import Settings
-from swaplane.gateway.api import create_api
-from swaplane.gateway.app import Gateway
+from swaplane.gateway.assembly import Assembly
 from swaplane.gateway.front import FrontProtocol
+from swaplane.gateway.state_folder import opened_store
 from swaplane.observe.log_output import configure_logging
 from swaplane.observe.logs import LogHub
 from swaplane.observe.metrics import Metrics
+from swaplane.processes.presence import claim
 from swaplane.runtime import Runtime
 
 log = structlog.get_logger("swaplane.gateway")
@@ -41,9 +41,10 @@ BACKLOG = 4096  #: connections the kernel holds while the loop is busy
 class _Server(uvicorn.Server):
     """uvicorn's server with our end: jobs are told before connections are waited for."""
 
-    def __init__(self, config: uvicorn.Config, runtime: Runtime) -> None:
+    def __init__(self, config: uvicorn.Config, runtime: Runtime, parts: Assembly) -> None:
         super().__init__(config)
         self._runtime = runtime
+        self._parts = parts
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,6 +56,7 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         await self._runtime.shut_down(drain_s=DRAIN_S, stop_s=STOP_S)
+        await self._parts.close()
         await super().shutdown(sockets)
 
 
@@ -65,7 +67,8 @@ class ListenError(Exception):
 def serve(config_path: str, host: str, port: int) -> int:
     """Run a gateway until it is told to stop; the exit code.
 
-    Raises ConfigError for a file that cannot be used and ListenError for an address that cannot.
+    Raises ConfigError for a file that cannot be used, ListenError for an address that cannot, and StoreError when
+    the folder for stored jobs cannot be used or another gateway uses it.
     """
     settings = load(config_path, os.environ)
     listener = _listen(host, port)
@@ -78,10 +81,19 @@ def serve(config_path: str, host: str, port: int) -> int:
 
 
 async def _run(settings: Settings, listener: socket.socket, logs: LogHub) -> None:
-    runtime = Runtime(settings, logs=logs, metrics=Metrics())
-    gateway = Gateway(runtime, create_api(runtime, version=swaplane.__version__))
+    async with opened_store(settings, os.environ) as store:
+        presence = await claim(store.folder / "servers")
+        runtime = Runtime(settings, logs=logs, metrics=Metrics(), presence=presence)
+        parts = Assembly(runtime, store)
+        await parts.restore()
+        await _serve(runtime, parts, listener)
+    log.info("shutdown complete")
+
+
+async def _serve(runtime: Runtime, parts: Assembly, listener: socket.socket) -> None:
+    settings = runtime.settings
     config = uvicorn.Config(
-        gateway,
+        parts.gateway,
         http=FrontProtocol,
         lifespan="off",
         log_config=None,
@@ -92,7 +104,7 @@ async def _run(settings: Settings, listener: socket.socket, logs: LogHub) -> Non
         backlog=BACKLOG,
         timeout_graceful_shutdown=2,
     )
-    server = _Server(config, runtime)
+    server = _Server(config, runtime, parts)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, server, runtime, number)
@@ -111,7 +123,6 @@ async def _run(settings: Settings, listener: socket.socket, logs: LogHub) -> Non
     reloading = loop.create_task(_reload_on(hang_up, runtime))
     await server.serve(sockets=[listener])
     reloading.cancel()
-    log.info("shutdown complete")
 
 
 def _stop(server: uvicorn.Server, runtime: Runtime, number: int) -> None:

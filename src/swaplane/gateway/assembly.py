@@ -1,0 +1,78 @@
+"""One gateway's parts, put together in the order in which they need one another.
+
+Decides nothing. `server` makes an `Assembly`, restores what an earlier gateway left, and closes it at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import swaplane
+from swaplane.completion.rule import Completion
+from swaplane.gateway.api import create_api
+from swaplane.gateway.app import Gateway
+from swaplane.gateway.background import Background
+from swaplane.gateway.batches import Batches
+from swaplane.gateway.detached import DetachedJobs
+from swaplane.gateway.job_events import JobEvents
+from swaplane.gateway.jobs_api import JobsApi
+from swaplane.gateway.keyed import KeyedRequests
+from swaplane.gateway.openai_files import OpenAIFiles
+from swaplane.gateway.passage import Passage, Pools
+from swaplane.gateway.remembered import RememberedJobs
+from swaplane.gateway.videos import Videos
+from swaplane.gateway.webhook import Webhooks
+from swaplane.gateway.why import Why
+from swaplane.runtime import Runtime
+from swaplane.store.store import Store
+
+
+class Assembly:
+    """The parts of one gateway."""
+
+    def __init__(self, runtime: Runtime, store: Store) -> None:
+        self._runtime = runtime
+        pools = Pools()
+        self._remembered = RememberedJobs(store.remembered, lambda: runtime.settings.jobs.keep_s)
+        passage = Passage(runtime, self._remembered, pools)
+        self._keyed = KeyedRequests(lambda: runtime.settings.jobs.replay_s)
+        self._detached = DetachedJobs(runtime, store, passage)
+        self._webhooks = Webhooks(runtime, store)
+        self._detached.on_ended.append(self._webhooks.job_ended)
+        background = Background(self._detached, store)
+        self._batches = Batches(runtime, store, self._detached)
+        routes = (
+            *JobsApi(runtime, store, self._detached).routes(),
+            *OpenAIFiles(store.files).routes(),
+            *self._batches.routes(),
+            *background.routes(),
+            *Why(runtime, self._detached).routes(),
+            *JobEvents(runtime).routes(),
+        )
+        self.gateway = Gateway(
+            runtime,
+            create_api(runtime, routes, version=swaplane.__version__),
+            passage=passage,
+            pools=pools,
+            remembered=self._remembered,
+            known_videos=Videos(runtime, self._remembered, store.jobs),
+            keyed=self._keyed,
+            detached=self._detached,
+            in_background=background,
+        )
+
+    async def restore(self) -> None:
+        """Go on with what an earlier gateway left; before requests are taken. Raises StoreError."""
+        await self._remembered.restore(self._completion_of)
+        await self._detached.restore()
+        await self._batches.restore()
+        self._webhooks.start()
+
+    def _completion_of(self, model: str) -> Completion | None:
+        settings = self._runtime.settings.models.get(model)
+        return None if settings is None else settings.completion
+
+    async def close(self) -> None:
+        """Return when nothing is being written any more; once the runtime has ended its jobs."""
+        await asyncio.gather(self._keyed.close(), self._detached.close(), self._batches.close())
+        await self._webhooks.close()

@@ -1,0 +1,169 @@
+"""A batch as OpenAI's clients know it, and as it is stored: one JSON text.
+
+Decides what a request for a batch may say. Called by `batches` and `batch_run`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from swaplane.gateway.errors import RequestRefused
+from swaplane.gateway.openai_files import KEPT_S, SHORTEST_S, new_file_id
+from swaplane.gateway.routes import ROUTES
+from swaplane.store.batches import StoredBatch
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+Ending = Literal["completed", "expired", "cancelled"]
+OVER: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})  #: no status follows on these
+
+_LONGEST_H = 168
+_WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
+_ENDPOINTS = [path for path, routes in ROUTES.items() if "POST" in routes and routes["POST"].kind == "json"]
+
+
+class BadBatch(RequestRefused):
+    """The request for a batch is not one."""
+
+
+class OutputExpiresAfter(BaseModel):
+    """How long the output is kept."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=SHORTEST_S, le=KEPT_S)]
+
+
+class NewBatch(BaseModel):
+    """The request for a batch."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+        ]
+        | None
+    ) = None
+    output_expires_after: OutputExpiresAfter | None = None
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_route(cls, value: str) -> str:
+        if value not in _ENDPOINTS:
+            raise ValueError("it must be one of " + ", ".join(sorted(_ENDPOINTS)))
+        return value
+
+    @field_validator("completion_window")
+    @classmethod
+    def _is_window(cls, value: str) -> str:
+        found = _WINDOW.fullmatch(value)
+        if found is None or int(found[1]) > _LONGEST_H:
+            raise ValueError(f"it must be a number of hours from `1h` to `{_LONGEST_H}h`, such as `24h`")
+        return value
+
+    @property
+    def window_s(self) -> int:
+        """The completion window in seconds."""
+        return int(self.completion_window[:-1]) * 3600
+
+
+def read_new_batch(data: bytes) -> NewBatch:
+    """The request in a body. Raises BadBatch."""
+    try:
+        return NewBatch.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        words = first["msg"].removeprefix("Value error, ")
+        raise BadBatch(f"`{where}`: {words}" if where else f"the request body: {words}") from error
+
+
+class Counts(BaseModel):
+    """How many lines a batch has."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchError(BaseModel):
+    """Why a batch failed."""
+
+    code: str
+    line: int | None = None
+    message: str
+    param: str | None = None
+
+
+class BatchErrors(BaseModel):
+    """All reasons why a batch failed."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchError]
+
+
+class Sender(BaseModel):
+    """On whose behalf a batch runs."""
+
+    member: str
+    label: str
+    priority: int
+    client: str  #: host
+    authorization: str | None  #: the header, as received
+
+
+class Batch(BaseModel):
+    """One batch."""
+
+    model_config = ConfigDict(validate_assignment=True)
+
+    id: str = Field(default_factory=lambda: f"batch_{uuid.uuid4().hex}")
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: str
+    status: Status = "validating"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: Counts = Field(default_factory=Counts)
+    metadata: dict[str, str] | None = None
+
+    # What its clients are not told.
+    sender: Sender
+    ending: Ending = "completed"  #: what is to become of it
+    output_kept_s: int = KEPT_S
+    # Chosen at the beginning, so that a file that was written is known after a crash.
+    future_output_file_id: str = Field(default_factory=new_file_id)
+    future_error_file_id: str = Field(default_factory=new_file_id)
+
+    def told(self) -> dict[str, Any]:
+        """What its clients are told."""
+        return self.model_dump(
+            exclude={"sender", "ending", "output_kept_s", "future_output_file_id", "future_error_file_id"}
+        )
+
+
+def stored_batch(batch: Batch, *, is_open: bool) -> StoredBatch:
+    """A batch as the store keeps it: as long as it is open, and then for as long as its files."""
+    return StoredBatch(
+        id=batch.id,
+        created_at=batch.created_at,
+        data=batch.model_dump_json(),
+        open=is_open,
+        expires_at=None if is_open else time.time() + KEPT_S,
+    )

@@ -1,0 +1,229 @@
+"""`/api/jobs/...`: one job, live or stored; its answer; its cancelling and deleting. And the 202 of a detached job.
+
+Decides how a job is shown and when its answer can be had. It runs nothing: it asks the runtime about jobs that wait
+or run, and `detached` about stored ones. `api` puts the endpoints in; the app asks `wants_async` and sends `accepted`.
+
+What may be detached: any request that would become a job of its own, whatever its method, except HEAD, whose answer
+has nothing to keep. Where `Prefer: respond-async` cannot be followed (HEAD, websockets, the assets of a page,
+requests about a job that a model's server has already, which take no place) it is ignored, as RFC 7240 asks for: the
+answer has no `Preference-Applied` then. `wait=N` beside it is ignored too.
+
+An answer whose time is over is deleted with its job, so both are as unknown (404) as a job that never was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from http import HTTPStatus
+from itertools import islice
+
+from fastapi import Request, Response
+from fastapi.responses import FileResponse
+
+from swaplane.core.explain import UNKNOWN_RUN_S, forecast, job_view
+from swaplane.gateway.answers import send_answer
+from swaplane.gateway.client_side import ClientSide
+from swaplane.gateway.detached import DetachedJobs
+from swaplane.gateway.errors import RawHeaders, error_response, go_json
+from swaplane.gateway.queue_view import ended_json, job_json
+from swaplane.gateway.replies import NotNow, Unknown, json_reply
+from swaplane.gateway.stored_errand import job_headers
+from swaplane.runtime import Runtime
+from swaplane.store import Store, StoredJob
+
+POSITIONS_COUNTED = 100  #: a job further back is told no position: each one costs a comparison of all who wait
+LONGEST_RETRY_S = 60  #: what `Retry-After` says at most
+
+Endpoint = Callable[..., Awaitable[Response]]
+
+_PREFERENCE = re.compile(rb'(?:[^,"]|"(?:[^"\\]|\\.)*+"?+)++')  # up to a comma that is not inside quotes
+_ASYNC = re.compile(rb'respond-async[ \t]*(?:=[ \t]*(?:"")?[ \t]*)?', re.IGNORECASE)
+
+
+def wants_async(raw_headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether one of the request's `Prefer` headers holds `respond-async` (RFC 7240); its parameters say nothing."""
+    return any(
+        _ASYNC.fullmatch(preference.partition(b";")[0].strip(b" \t"))
+        for name, value in raw_headers
+        if name.lower() == b"prefer"
+        for preference in _PREFERENCE.findall(value)
+    )
+
+
+def accepted(wire: ClientSide, stored: StoredJob, runtime: Runtime) -> None:
+    """Tell a client that its job is stored and will be run: 202 with the job's address, also for an earlier one."""
+    body = go_json(detached_json(runtime, stored)).encode("utf-8", "replace")
+    headers: RawHeaders = [
+        (b"Content-Type", b"application/json"),
+        (b"Content-Length", b"%d" % len(body)),
+        (b"Location", _path(stored).encode("latin-1")),
+        (b"Retry-After", b"%d" % retry_after_s(runtime, stored)),
+        (b"Preference-Applied", b"respond-async"),
+        *job_headers(stored, runtime.dispatcher.rules),
+    ]
+    send_answer(wire, HTTPStatus.ACCEPTED, headers, body)
+
+
+def retry_after_s(runtime: Runtime, stored: StoredJob) -> int:
+    """Seconds after which asking for a stored job again makes sense, between 1 and 60.
+
+    The jobs that would be dispatched before it, each as long as its model's jobs have taken so far.
+    """
+    dispatcher = runtime.dispatcher
+    if stored.state == "ended":
+        return 1
+
+    def run_s(model: str) -> float:
+        state = dispatcher.models.get(model)
+        return UNKNOWN_RUN_S if state is None or state.run_s is None else state.run_s
+
+    total_s = run_s(stored.model)
+    if stored.id in dispatcher.queue:
+        lane = dispatcher.lanes[dispatcher.queue.lane_of(stored.id)]
+        total_s += sum(run_s(grant.job.model) for grant in dispatcher.grants() if grant.lane == lane.plan.name)
+        for job in islice(forecast(dispatcher, lane, time.monotonic()), POSITIONS_COUNTED):
+            if job.id == stored.id or total_s >= LONGEST_RETRY_S:
+                break
+            total_s += run_s(job.model)
+    return min(max(math.ceil(total_s), 1), LONGEST_RETRY_S)
+
+
+def detached_json(runtime: Runtime, stored: StoredJob) -> dict[str, object]:
+    """A detached job as `/api/jobs/{id}` shows it: like any other job, and what the store knows of it."""
+    shown: dict[str, object] = {
+        "id": stored.id,
+        "model": stored.model,
+        "member": stored.member,
+        "label": stored.label,
+        "priority": stored.priority,
+        "band": stored.band,
+        "state": stored.state,
+        "outcome": stored.outcome,
+        "waited_s": _rounded(stored.waited_s),
+        "run_s": _rounded(stored.run_s),
+    }
+    if stored.state != "ended":
+        view = job_view(runtime.dispatcher, stored.id, time.monotonic(), limit=POSITIONS_COUNTED)
+        if view is not None:
+            shown.update(job_json(view, runtime.ticket(stored.id)))
+    return {
+        **shown,
+        "detached": True,
+        "submitted_at": _rounded(stored.submitted_at),
+        "attempts": stored.attempts,
+        "status": stored.status,
+        "result": f"{_path(stored)}/result",
+        "expires_at": _rounded(stored.expires_at),
+    }
+
+
+def _path(stored: StoredJob) -> str:
+    return f"/api/jobs/{stored.id}"
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+class JobsApi:
+    """The endpoints, each a method that answers one route. A RequestRefused is for `replies.refused` to answer."""
+
+    def __init__(self, runtime: Runtime, store: Store, detached: DetachedJobs) -> None:
+        self._runtime = runtime
+        self._detached = detached
+        self._jobs = store.jobs
+
+    def routes(self) -> list[tuple[str, str, Endpoint]]:
+        """(method, path, endpoint)."""
+        return [
+            ("GET", "/api/jobs/{job_id}", self.job),
+            ("DELETE", "/api/jobs/{job_id}", self.cancel),
+            ("GET", "/api/jobs/{job_id}/result", self.result),
+        ]
+
+    async def job(self, job_id: str) -> Response:
+        """One job that waits or runs, or how it ended."""
+        if stored := await self._detached.get(job_id):
+            return json_reply(detached_json(self._runtime, stored))
+        if ended := self._runtime.recent.get(job_id):
+            return json_reply(ended_json(ended))
+        view = job_view(self._runtime.dispatcher, job_id, time.monotonic(), limit=POSITIONS_COUNTED)
+        if view is None:
+            raise _unknown(job_id)
+        return json_reply(job_json(view, self._runtime.ticket(job_id)))
+
+    async def cancel(self, job_id: str) -> Response:
+        """End a job, whether it waits or runs; of a detached one that has ended, delete the answer."""
+        stored = await self._detached.get(job_id)
+        if stored is None:
+            done = self._runtime.cancel(job_id)
+        elif stored.state != "ended":
+            done = await self._detached.cancel(job_id)
+        elif stored.batch is None:
+            done = await self._detached.delete(job_id)
+        else:
+            raise NotNow(f"job `{job_id}` has ended and belongs to batch `{stored.batch}`: it is deleted with that")
+        if done:
+            return json_reply({"msg": "ok", "id": job_id})
+        if ended := self._runtime.recent.get(job_id):
+            raise NotNow(f"job `{job_id}` cannot be cancelled: it has ended as {ended.outcome}")
+        raise _unknown(job_id)
+
+    async def result(self, request: Request, job_id: str) -> Response:
+        """The answer to a detached job's request, as its model gave it: status, headers and body."""
+        stored = await self._detached.get(job_id)
+        if stored is None:
+            if job_id in self._runtime.recent or self._runtime.ticket(job_id) is not None:
+                raise Unknown(f"job `{job_id}` is not a detached one: its answer goes to the client that sent it")
+            raise _unknown(job_id)
+        if stored.state != "ended":
+            return self._not_yet(request, stored)
+        if stored.status is None:
+            return _raw(*self._no_answer(request, stored))
+        headers = [(name.lower(), value) for name, value in stored.answer_headers or ()]
+        if not stored.answer_bytes:
+            return _raw(stored.status, headers, b"")
+        path = self._jobs.answer_path(job_id)
+        try:
+            stat = await asyncio.to_thread(os.stat, path)
+        except FileNotFoundError:  # deleted since it was looked up
+            raise _unknown(job_id) from None
+        answer = FileResponse(path, stored.status)
+        answer.raw_headers[:] = [*headers, (b"accept-ranges", b"bytes")]  # in place: `headers` is a view of it
+        answer.set_stat_headers(stat)
+        answer.stat_result = stat
+        return answer
+
+    def _not_yet(self, request: Request, stored: StoredJob) -> Response:
+        wait_s = retry_after_s(self._runtime, stored)
+        extra = [(b"Retry-After", b"%d" % wait_s)]
+        state = detached_json(self._runtime, stored)["state"]
+        words = f"job `{stored.id}` is not over: it is {state}; ask again in {wait_s} s"
+        headers, body = error_response(409, words, accept=_accept(request), code="not_over", extra=extra)
+        return _raw(409, headers, body)
+
+    def _no_answer(self, request: Request, stored: StoredJob) -> tuple[int, RawHeaders, bytes]:
+        words = f"job `{stored.id}` has ended as {stored.outcome}, and its answer could not be kept"
+        headers, body = error_response(
+            500, words, accept=_accept(request), extra=job_headers(stored, self._runtime.dispatcher.rules)
+        )
+        return 500, headers, body
+
+
+def _accept(request: Request) -> bytes:
+    return request.headers.get("accept", "").encode("latin-1")
+
+
+def _raw(status: int, headers: RawHeaders, body: bytes) -> Response:
+    answer = Response(body, status)
+    answer.raw_headers = [(name.lower(), value) for name, value in headers]
+    return answer
+
+
+def _unknown(job_id: str) -> Unknown:
+    return Unknown(f"no job `{job_id[:100]}` is known: it never arrived here, or it ended long ago")

@@ -1,0 +1,169 @@
+"""Runs one stored job, or ends it without running it, and keeps how it ended.
+
+Decides what is kept as a job's answer: what its model said, if that is whole, else an error that says why it is not.
+Which jobs run, and when, is decided elsewhere. Called by `detached`, once for each job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from swaplane.config.settings import ModelSettings
+from swaplane.core.outcomes import Outcome
+from swaplane.gateway.answers import CUT_WORDS, send_answer
+from swaplane.gateway.forward import failure
+from swaplane.gateway.passage import Passage
+from swaplane.gateway.recording import Recording
+from swaplane.gateway.stored_errand import job_headers, opened_body, recording_for, restored_errand, tell_not_run
+from swaplane.runtime import Runtime
+from swaplane.store import Store, StoredJob, StoreError
+from swaplane.ticket import Dropped, Run, Ticket
+
+log = structlog.get_logger("swaplane.detached")
+
+_STORE_AGAIN_S = 5.0  # before an end is written again that the store did not take
+
+#: How the gateway's own shutdown ends a job: a stored one goes on at the next start.
+_STOPPED = frozenset({Outcome.STOPPED_WAITING, Outcome.STOPPED_RUNNING, Outcome.REFUSED_STOPPING})
+
+
+class StoredRuns:
+    """The one way from a stored job to its durable end."""
+
+    def __init__(self, runtime: Runtime, store: Store, passage: Passage) -> None:
+        self.on_ended: list[Callable[[StoredJob], None]] = []  #: called after each end is durable
+        self._runtime = runtime
+        self._store = store
+        self._passage = passage
+
+    def __repr__(self) -> str:
+        return f"<StoredRuns of {self._store!r}>"
+
+    async def run(self, job: StoredJob, model: ModelSettings, ticket: Ticket) -> None:
+        """Take a job from the queue to its end; one that the gateway's shutdown ends stays open in the store."""
+        turn = await ticket.turn
+        if isinstance(turn, Dropped) and turn.outcome in _STOPPED:
+            return
+        recording = recording_for(job, self._store.jobs.answer_path(job.id))
+        try:
+            outcome = await self._pass(job, model, ticket, turn, recording)
+            if outcome not in _STOPPED:
+                await self._settle(job, outcome, recording, ticket)
+            elif job.key is None and self._runtime.settings.jobs.interrupted == "rerun":
+                await self._store.jobs.waits_again(job.id)  # no crash: it does not count as one
+        except StoreError as error:
+            log.error("a detached job is left as it is until the next start", job=job.id, error=str(error))
+        finally:
+            recording.close()
+
+    async def _pass(
+        self, job: StoredJob, model: ModelSettings, ticket: Ticket, turn: Run | Dropped, recording: Recording
+    ) -> Outcome:
+        """Run a job whose turn has come, and record its answer."""
+        outcome = Outcome.GATEWAY_ERROR
+        rules = self._runtime.dispatcher.rules
+        try:
+            if isinstance(turn, Dropped):
+                outcome = turn.outcome
+                tell_not_run(recording, job, turn, rules)
+            else:
+                with await opened_body(self._store.jobs, job.id) as body:
+                    await self._store.jobs.started(job.id)
+                    errand = restored_errand(job, model, rules, body)
+                    outcome = await self._passage.run(recording, errand, ticket)
+        except (StoreError, OSError) as error:
+            log.error("a detached job could not be run", job=job.id, error=str(error))
+        except Exception:
+            log.exception("a detached job failed: %r", ticket)
+        finally:
+            ticket.ended(outcome)
+        return outcome
+
+    async def _settle(self, job: StoredJob, outcome: Outcome, recording: Recording, ticket: Ticket) -> None:
+        """Keep how a job ended, and its answer."""
+        ended = self._runtime.recent.get(job.id)
+        if ticket.server_id is not None:
+            await self._store.jobs.server_id(job.id, ticket.server_id)
+        recording.abort()  # nothing, unless it failed
+        await recording.saved()
+        if recording.trouble:
+            outcome = Outcome.GATEWAY_ERROR  # nobody left: it was the disk
+        if recording.broken:
+            words = recording.trouble or CUT_WORDS.get(outcome, "the answer broke off before it was whole")
+            recording = await self._told_failure(job, outcome, words)
+        await self._end(
+            job,
+            outcome,
+            recording,
+            lane=ticket.lane,
+            waited_s=None if ended is None else ended.waited_s,
+            run_s=None if ended is None else ended.run_s,
+        )
+
+    async def _told_failure(self, job: StoredJob, outcome: Outcome, words: str) -> Recording:
+        """Another recording in place of one that broke off."""
+        recording = recording_for(job, self._store.jobs.answer_path(job.id))
+        extra = job_headers(job, self._runtime.dispatcher.rules)
+        status, headers, body = failure(outcome, words, accept=recording.header(b"accept"), extra=extra)
+        send_answer(recording, status, headers, body)
+        await recording.saved()
+        recording.close()
+        return recording
+
+    async def drop(self, job: StoredJob, outcome: Outcome) -> None:
+        """End a job that is not in the queue. The lines of a batch need no answer: their outcome tells all."""
+        waited_s = max(time.time() - job.submitted_at, 0.0)
+        detail = f"model {job.model} is no longer configured" if outcome is Outcome.MODEL_REMOVED else ""
+        recording = recording_for(job, self._store.jobs.answer_path(job.id))
+        if job.batch is None:
+            dropped = Dropped(outcome=outcome, waited_s=waited_s, detail=detail, retry_after_s=None)
+            tell_not_run(recording, job, dropped, self._runtime.dispatcher.rules)
+            await recording.saved()
+        recording.close()
+        model = self._runtime.settings.models.get(job.model)
+        lane = "" if model is None else model.lane
+        await self._end(job, outcome, recording, lane=lane, waited_s=None if outcome.ran else waited_s, run_s=None)
+
+    async def _end(
+        self,
+        job: StoredJob,
+        outcome: Outcome,
+        recording: Recording,
+        *,
+        lane: str,
+        waited_s: float | None,
+        run_s: float | None,
+    ) -> None:
+        """Make an end durable, then tell it."""
+        log.info("detached job ended", job=job.id, outcome=str(outcome), status=recording.status)
+        kept = recording.complete
+        now = time.time()
+        while True:
+            try:
+                await self._store.jobs.ended(
+                    job.id,
+                    outcome=str(outcome),
+                    lane=lane,
+                    ran=outcome.ran,
+                    waited_s=waited_s,
+                    run_s=run_s,
+                    ended_at=now,
+                    # The lines of a batch are kept until it is written.
+                    expires_at=None if job.batch is not None else now + self._runtime.settings.jobs.keep_s,
+                    status=recording.status if kept else None,
+                    reason=recording.reason.decode("latin-1") if kept else "",
+                    answer_headers=recording.headers if kept else None,
+                    answer_bytes=recording.length if kept else None,
+                )
+                break
+            except StoreError as error:  # a full disk, most likely
+                log.error("the end of a detached job is not stored yet", job=job.id, error=str(error))
+                await asyncio.sleep(_STORE_AGAIN_S)
+        ended = await self._store.jobs.get(job.id)
+        if ended is not None:
+            for tell in self.on_ended:
+                tell(ended)

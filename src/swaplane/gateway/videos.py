@@ -1,0 +1,158 @@
+"""OpenAI's `/v1/videos/...` for all video servers together: the id tells which model it is about.
+
+Decides where a request about a video goes. Creating one is an ordinary model route; everything else takes no place
+and loads nothing (`bystander`), except a remix, which is a job. A video that was asked for with
+`Prefer: respond-async` is known by its job's id too, from the moment it is accepted. Called by `app`.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from starlette.responses import Response
+
+from swaplane.config.settings import ModelSettings
+from swaplane.core.outcomes import Outcome
+from swaplane.gateway.errors import NoModel, RequestRefused, UnknownModel
+from swaplane.gateway.remembered import RememberedJobs
+from swaplane.runtime import Runtime
+from swaplane.store.jobs import JobTable, StoredJob
+from swaplane.store.remembered import Remembered
+
+PATH = "/v1/videos"
+PREFIX = PATH + "/"
+KIND = "openai-videos"  #: the completion of the models that are meant
+_PAGE, _LONGEST_PAGE = 20, 100  # videos in one answer
+
+
+class UnknownVideo(RequestRefused):
+    """No job has this id."""
+
+    status = HTTPStatus.NOT_FOUND
+
+    def __init__(self, video_id: str) -> None:
+        super().__init__(f"no video `{video_id[:100]}` is known: it was never made here, was deleted, or has expired")
+
+
+class NotFinished(RequestRefused):
+    """The video is not there yet, or never will be."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class BadPage(RequestRefused):
+    """A listing is asked for in a way that makes no sense."""
+
+
+class Videos:
+    """Which model and which job a video's id stands for."""
+
+    def __init__(self, runtime: Runtime, remembered: RememberedJobs, jobs: JobTable) -> None:
+        self._runtime = runtime
+        self._remembered = remembered
+        self._jobs = jobs
+
+    def only_model(self) -> ModelSettings | None:
+        """The model of a request that names none: the one there is, if there is any. Raises NoModel for several."""
+        found = [model for model in self._runtime.settings.models.values() if is_video_model(model)]
+        if len(found) > 1:
+            names = ", ".join(f"`{model.id}`" for model in found)
+            raise NoModel(f"several models make videos: give the field `model`, one of {names}")
+        return found[0] if found else None
+
+    async def find(self, video_id: str) -> tuple[ModelSettings, str] | StoredJob:
+        """(model, the id at its server) of a video, or a detached job that its server has not seen.
+
+        Raises UnknownVideo.
+        """
+        stored = await self._jobs.get(video_id)
+        known = await self._remembered.get(video_id) or await self._remembered.of_job(video_id)
+        if known is not None and (stored is None or not _runs_again(stored, known)):
+            model = self._runtime.settings.models.get(known.model)
+            if model is not None and is_video_model(model):
+                return model, known.server_id
+        if stored is None or stored.target.partition("?")[0] != PATH or stored.server_id is not None:
+            raise UnknownVideo(video_id)
+        return stored
+
+    async def list(self, query: bytes) -> Response:
+        """The videos of all models, as `after`, `limit`, `order` and `model` in the query want them.
+
+        Raises BadPage and UnknownModel.
+        """
+        given = {name: values[-1] for name, values in parse_qs(query.decode("latin-1")).items()}
+        limit = given.get("limit", str(_PAGE))
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _LONGEST_PAGE):
+            raise BadPage(
+                f"query parameter `limit` must be a whole number from 1 to {_LONGEST_PAGE}, not `{limit[:100]}`"
+            )
+        order = given.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise BadPage(f"query parameter `order` must be `asc` or `desc`, not `{order[:100]}`")
+        found, has_more = await self._remembered.page(
+            completion=KIND,
+            model=None if "model" not in given else self._named(given["model"]).id,
+            limit=int(limit),
+            after=given.get("after"),
+            newest_first=order == "desc",
+        )
+        data = [json.loads(each.last) for each in found]
+        ids = [each.server_id for each in found]
+        page = {"object": "list", "data": data, "has_more": has_more}
+        page |= {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+        return _json(page)
+
+    def _named(self, name: str) -> ModelSettings:
+        model = self._runtime.settings.resolve(name)
+        if model is None:
+            raise UnknownModel(name, self._runtime.settings.listed_names())
+        return model
+
+
+def _runs_again(stored: StoredJob, known: Remembered) -> bool:
+    """Whether what is known is of an attempt that an earlier gateway cut, and the job is to be had yet."""
+    return stored.state == "waiting" or (stored.state == "running" and stored.attempts > 1 and known.stage == "failed")
+
+
+def is_video_model(model: ModelSettings) -> bool:
+    """Whether its server makes videos in the way of OpenAI's API."""
+    return model.completion is not None and model.completion.name == KIND
+
+
+def id_and_rest(path: str) -> tuple[str, str]:
+    """`/v1/videos/{id}{rest}` as (id, rest); the id is decoded, the rest begins with a slash or is empty."""
+    video_id, slash, rest = path[len(PREFIX) :].partition("/")
+    return unquote(video_id), slash + rest
+
+
+def waiting_video(stored: StoredJob) -> dict[str, Any]:
+    """A detached job that its server has not seen, as a Video of OpenAI's API."""
+    video: dict[str, Any] = {
+        "id": stored.id,
+        "object": "video",
+        "model": stored.model,
+        "status": "queued",
+        "progress": 0,
+        "created_at": int(stored.submitted_at),
+        "seconds": "",
+        "size": "",
+    }
+    if stored.state == "ended":
+        told = f"it ended as {stored.outcome} without a video"
+        video |= {"status": "failed", "error": {"code": stored.outcome or str(Outcome.GATEWAY_ERROR), "message": told}}
+    return video
+
+
+def about_waiting(stored: StoredJob, method: str, rest: str) -> Response:
+    """The answer to a GET about a video that its server has not seen. Raises NotFinished."""
+    if rest or method not in ("GET", "HEAD"):
+        state = "waits for its turn" if stored.state != "ended" else f"ended as {stored.outcome}"
+        raise NotFinished(f"video `{stored.id}` has no content: it {state}")
+    return _json(waiting_video(stored))
+
+
+def _json(value: object) -> Response:
+    return Response(json.dumps(value, ensure_ascii=False).encode(), media_type="application/json")

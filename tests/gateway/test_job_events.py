@@ -1,0 +1,114 @@
+"""What is told of a job while it waits, runs and ends: /api/events and /api/jobs/ID/why."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.support.async_servers import models, stub_model, video_model
+from tests.support.gateway import GatewayProcess
+from tests.support.stub_client import eventually
+
+
+class Follower:
+    """Reads /api/events in a thread; `jobs` is what came."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self.jobs: list[dict[str, Any]] = []
+        self._client = gateway.client()
+        self._response = self._client.send(self._client.build_request("GET", "/api/events"), stream=True)
+        assert self._response.headers["content-type"].startswith("text/event-stream")
+        self._lines = self._response.iter_lines()
+        assert next(self._lines) == ": jobs"
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for line in self._lines:
+                if line.startswith("data:"):
+                    event = json.loads(line[len("data:") :])
+                    assert event["type"] == "job"
+                    self.jobs.append(json.loads(event["data"]))
+        except httpx2.HTTPError:
+            pass
+
+    def of(self, job_id: str) -> list[dict[str, Any]]:
+        return [job for job in self.jobs if job["id"] == job_id]
+
+    def close(self) -> None:
+        self._response.close()
+        self._client.close()
+        self._thread.join()
+
+
+@contextmanager
+def following(gateway: GatewayProcess) -> Iterator[Follower]:
+    follower = Follower(gateway)
+    try:
+        yield follower
+    finally:
+        follower.close()
+
+
+def test_events_and_why_tell_of_a_render_from_its_wait_to_its_end(tmp_path: Path) -> None:
+    config = models(video_model("wan", flavour="openai", extra="completion: openai-videos"), stub_model("mA"))
+    with GatewayProcess(tmp_path, config) as gateway, following(gateway) as told:
+        chat = gateway.raw_chat("mA", "r1", stub={"dur": 1.0})
+        eventually(lambda: gateway.journal("req_start"), "the chat runs")
+        video = gateway.request(
+            "POST",
+            "/v1/videos",
+            json={"model": "wan", "prompt": "x", "seconds": "1"},
+            headers={"Prefer": "respond-async"},
+        )
+        job_id = video.json()["id"]
+        why = gateway.get(f"/api/jobs/{job_id}/why").json()
+        assert (why["state"], why["position"]) == ("waiting", 1)
+        assert "ends (mA runs)" in why["text"]
+        plain = gateway.request("GET", f"/api/jobs/{job_id}/why", headers={"Accept": "text/plain"})
+        assert plain.headers["content-type"].startswith("text/plain")
+        assert plain.text.startswith(f"Job {job_id} has waited for ")
+
+        def in_mid_render() -> bool:
+            answer = gateway.get(f"/api/jobs/{job_id}/why").json()
+            return answer["state"] == "running" and 0 < (answer["progress"] or 0) < 100
+
+        eventually(in_mid_render, "its progress shows")
+        assert "% done" in gateway.get(f"/api/jobs/{job_id}/why").json()["text"]
+        eventually(lambda: told.of(job_id) and told.of(job_id)[-1]["state"] == "ended", "its end is told")
+        chat.close()
+
+        states = [job["state"] for job in told.of(job_id)]
+        assert states == sorted(states, key=["waiting", "running", "ended"].index)
+        assert set(states) == {"waiting", "running", "ended"}
+        steps = [job["progress"] for job in told.of(job_id) if job["progress"] is not None]
+        assert steps == sorted(steps)
+        assert len(set(steps)) > 1
+        last = told.of(job_id)[-1]
+        assert (last["outcome"], last["model"], last["band"]) == ("completed", "wan", "normal")
+        assert gateway.get(f"/api/jobs/{job_id}/why").json()["text"].endswith("it ended as completed.")
+
+
+def test_an_unknown_job_has_no_why(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path, models(stub_model("mA"))) as gateway:
+        answer = gateway.get("/api/jobs/nobody/why")
+        assert answer.status_code == 404
+        assert "no job `nobody` is known" in answer.json()["error"]["message"]
+
+
+def test_a_follower_that_leaves_and_one_that_stays_do_not_keep_the_gateway_from_ending(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path, models(stub_model("mA"))) as gateway:
+        with following(gateway):
+            assert gateway.chat("mA").status_code == 200
+        stays = Follower(gateway)
+        assert gateway.chat("mA").status_code == 200
+        eventually(lambda: any(job["state"] == "ended" for job in stays.jobs), "the end is told")
+        assert gateway.stop() == 0
+        stays.close()
