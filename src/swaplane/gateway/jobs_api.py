@@ -33,6 +33,7 @@ from swaplane.gateway.errors import RawHeaders, error_response, go_json
 from swaplane.gateway.queue_view import ended_json, job_json
 from swaplane.gateway.replies import NotNow, Unknown, json_reply
 from swaplane.gateway.stored_errand import job_headers
+from swaplane.gateway.videos import is_video, waiting_video
 from swaplane.runtime import Runtime
 from swaplane.store import Store, StoredJob
 
@@ -41,8 +42,8 @@ LONGEST_RETRY_S = 60  #: what `Retry-After` says at most
 
 Endpoint = Callable[..., Awaitable[Response]]
 
-_PREFERENCE = re.compile(rb'(?:[^,"]|"(?:[^"\\]|\\.)*+"?+)++')  # up to a comma that is not inside quotes
-_ASYNC = re.compile(rb'respond-async[ \t]*(?:=[ \t]*(?:"")?[ \t]*)?', re.IGNORECASE)
+_PREFERENCE = re.compile(rb'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # up to a comma that is not inside quotes
+_ASYNC = re.compile(rb'respond-async[ \t]*(?:=[ \t]*(?:""[ \t]*)?)?', re.IGNORECASE)
 
 
 def wants_async(raw_headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -56,8 +57,12 @@ def wants_async(raw_headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def accepted(wire: ClientSide, stored: StoredJob, runtime: Runtime) -> None:
-    """Tell a client that its job is stored and will be run: 202 with the job's address, also for an earlier one."""
-    body = go_json(detached_json(runtime, stored)).encode("utf-8", "replace")
+    """Tell a client that its job is stored and will be run: 202 with the job's address, also for an earlier one.
+
+    Of a video the answer is one of OpenAI's API besides, so that its clients can go on with it.
+    """
+    shown = detached_json(runtime, stored) | (waiting_video(stored) if is_video(stored, runtime) else {})
+    body = go_json(shown).encode("utf-8", "replace")
     headers: RawHeaders = [
         (b"Content-Type", b"application/json"),
         (b"Content-Length", b"%d" % len(body)),

@@ -74,7 +74,7 @@ class Videos:
             model = self._runtime.settings.models.get(known.model)
             if model is not None and is_video_model(model):
                 return model, known.server_id
-        if stored is None or stored.target.partition("?")[0] != PATH or stored.server_id is not None:
+        if stored is None or not is_video(stored, self._runtime) or stored.server_id is not None:
             raise UnknownVideo(video_id)
         return stored
 
@@ -115,6 +115,12 @@ class Videos:
 def _runs_again(stored: StoredJob, known: Remembered) -> bool:
     """Whether what is known is of an attempt that an earlier gateway cut, and the job is to be had yet."""
     return stored.state == "waiting" or (stored.state == "running" and stored.attempts > 1 and known.stage == "failed")
+
+
+def is_video(stored: StoredJob, runtime: Runtime) -> bool:
+    """Whether a detached job makes a video."""
+    model = runtime.settings.models.get(stored.model)
+    return stored.target.partition("?")[0] == PATH and model is not None and is_video_model(model)
 
 
 def is_video_model(model: ModelSettings) -> bool:
