@@ -42,6 +42,7 @@ class Polled:
     cancel: Route | None = None
     freeing_ids: tuple[str, ...] = ("",)  #: how the ids begin of jobs whose cancel frees the GPU
     result: Route | None = None
+    plain_queries: tuple[str, ...] = ("",)  #: queries that ask for what is had without one
     heedless: tuple[Route, ...] = ()  #: whose response is the job, which goes on when the client leaves
     deadline_s: float = DEFAULT_DEADLINE_S
     patience_s: float = DEFAULT_PATIENCE_S
@@ -109,7 +110,8 @@ class Polled:
 
     def kept_under(self, target: str) -> str:
         """See `Completion.kept_under`."""
-        return target
+        path, _, query = target.partition("?")
+        return path if query in self.plain_queries else target
 
     def keeps(self, server_id: str, answers: Sequence[Answer]) -> tuple[str, ...]:
         """See `Completion.keeps`."""

@@ -32,6 +32,7 @@ def openai_videos(deadline_s: float, patience_s: float) -> Completion:
         cancel=Route("DELETE", "/v1/videos/{id}"),
         freeing_ids=(_VLLM_OMNI,),
         result=Route("GET", "/v1/videos/{id}/content"),
+        plain_queries=("", "variant=video"),
         heedless=(Route("POST", "/v1/videos/sync"),),
         deadline_s=deadline_s,
         patience_s=patience_s,
