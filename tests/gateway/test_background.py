@@ -15,6 +15,7 @@ from openai.types.responses import Response
 from swaplane.gateway.background import TwiceGiven, background_in, find_background
 from swaplane.gateway.body import Body
 from tests.support.gateway import GatewayProcess, stub_models
+from tests.support.openai_client import client_of
 from tests.support.scene import in_time
 
 CONFIG = stub_models("mA", "mB", extra="aliases: []") + "    useModelName: real/b\n"
@@ -45,16 +46,6 @@ ANSWER = {
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with GatewayProcess(tmp_path_factory.mktemp("background"), CONFIG) as gateway:
         yield gateway
-
-
-@pytest.fixture
-def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with client_of(gateway) as client:
-        yield client
-
-
-def client_of(gateway: GatewayProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", timeout=60, max_retries=0)
 
 
 def answering(value: Any = ANSWER, status: int = 200) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 from openai.types import Batch
 
 from tests.support.gateway import GatewayProcess, stub_models
+from tests.support.openai_client import client_of
 from tests.support.scene import in_time
 
 ENDPOINT: Final = "/v1/chat/completions"
@@ -23,16 +24,6 @@ INTERACTIVE = b"X-LlamaSwap-Priority: interactive\r\n"
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with GatewayProcess(tmp_path_factory.mktemp("batches"), CONFIG) as gateway:
         yield gateway
-
-
-@pytest.fixture
-def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with client_of(gateway) as client:
-        yield client
-
-
-def client_of(gateway: GatewayProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", timeout=60, max_retries=0)
 
 
 def request(custom_id: str, model: str = "mA", url: str = ENDPOINT, **stub: Any) -> dict[str, Any]:

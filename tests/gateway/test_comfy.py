@@ -32,13 +32,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
         yield gateway
 
 
-@pytest.fixture
-def renders(gateway: GatewayProcess) -> Iterator[Renders]:
-    renders = Renders(gateway)
-    yield renders
-    renders.assert_at_rest()
-
-
 def graph(class_type: str = "SaveImage", **inputs: Any) -> dict[str, Any]:
     return {"prompt": {"9": {"class_type": class_type, "inputs": inputs}}}
 

@@ -39,13 +39,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
         yield gateway
 
 
-@pytest.fixture
-def renders(gateway: GatewayProcess) -> Iterator[Renders]:
-    renders = Renders(gateway)
-    yield renders
-    renders.assert_at_rest()
-
-
 @pytest.mark.parametrize(("model", "base"), BASES, ids=[model for model, _ in BASES])
 def test_the_lane_is_held_to_the_renders_end_and_what_it_made_outlives_its_server(
     renders: Renders, model: str, base: str

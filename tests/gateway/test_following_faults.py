@@ -39,13 +39,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
         yield gateway
 
 
-@pytest.fixture
-def renders(gateway: GatewayProcess) -> Iterator[Renders]:
-    renders = Renders(gateway)
-    yield renders
-    renders.assert_at_rest()
-
-
 def told_failure(renders: Renders, path: str) -> str:
     answer = renders.ask("GET", path)
     assert (answer.status_code, answer.json()["status"]) == (200, "failed")

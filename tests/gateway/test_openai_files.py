@@ -26,12 +26,6 @@ def gateway(folder: Path) -> Iterator[GatewayProcess]:
         yield gateway
 
 
-@pytest.fixture
-def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", timeout=60, max_retries=0) as client:
-        yield client
-
-
 def stored_files(folder: Path) -> list[Path]:
     return list((folder / "state").rglob("*.file"))
 

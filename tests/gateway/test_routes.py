@@ -13,6 +13,7 @@ from swaplane.gateway.routes import ROUTES, MethodNotAllowed, Route, match, spli
         ("POST", "/v1/chat/completions", "json", "/v1/chat/completions"),
         ("POST", "/v1/messages/count_tokens", "json", "/v1/messages/count_tokens"),
         ("POST", "/infill", "json", "/infill"),
+        ("POST", "/v1/videos", "json", "/v1/videos"),
         ("POST", "/v/chat/completions", "json", "/chat/completions"),
         ("POST", "/v/messages/count_tokens", "json", "/messages/count_tokens"),
         ("POST", "/audioapi/v1/tasks/run", "json", "/v1/tasks/run"),
@@ -44,7 +45,8 @@ def test_other_methods_are_told_which_are_right(method: str, path: str, allow: t
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/", "/v1/models", "/V1/chat/completions", "/v1/chat/completions/", "/v1/videos", "/chat/completions"]
+    "path",
+    ["", "/", "/v1/models", "/V1/chat/completions", "/v1/chat/completions/", "/v1/videos/x", "/chat/completions"],
 )
 def test_other_paths_are_no_model_routes(path: str) -> None:
     assert match("POST", path) is None
@@ -52,7 +54,7 @@ def test_other_paths_are_no_model_routes(path: str) -> None:
 
 def test_no_path_at_a_model_server_keeps_a_prefix_of_ours() -> None:
     paths = [route.upstream_path for by_method in ROUTES.values() for route in by_method.values()]
-    assert len(ROUTES) == 30
+    assert len(ROUTES) == 34
     assert not [path for path in paths if path.startswith(("/v/", "/audioapi/")) or not path.startswith("/")]
 
 

@@ -26,13 +26,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
         yield gateway
 
 
-@pytest.fixture
-def renders(gateway: GatewayProcess) -> Iterator[Renders]:
-    renders = Renders(gateway)
-    yield renders
-    renders.assert_at_rest()
-
-
 def made(renders: Renders, **options: Any) -> Any:
     """A short video, made; the answer to its submit."""
     answer = renders.ask("POST", VIDEOS, **options)
