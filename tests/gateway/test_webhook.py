@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,7 +30,7 @@ OTHER_SECRET = "whsec_" + base64.b64encode(b"another one of thirty-two bytes.").
 
 
 class Receiver(ThreadingHTTPServer):
-    """A receiver that answers with the statuses it was given, then with 200."""
+    """A receiver that answers with the statuses it was given, then with 200; calls of `/hang` are not answered."""
 
     daemon_threads = True
 
@@ -39,10 +39,15 @@ class Receiver(ThreadingHTTPServer):
         self.statuses = list(statuses)
         self.calls: list[tuple[dict[str, str], bytes]] = []
         self.paths: list[str] = []
+        self.over = threading.Event()
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/hook"
+        return f"{self.origin}/hook"
 
     def data(self) -> list[dict[str, Any]]:
         return [json.loads(body)["data"] for _, body in self.calls]
@@ -56,6 +61,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.server.paths.append(self.path)
         self.server.calls.append((headers, body))
+        if self.path == "/hang":
+            self.server.over.wait()
+            return
         status = self.server.statuses.pop(0) if self.server.statuses else 200
         self.send_response(status)
         if 300 <= status < 400:
@@ -75,6 +83,7 @@ def receiving(*statuses: int, port: int = 0) -> Iterator[Receiver]:
         try:
             yield receiver
         finally:
+            receiver.over.set()
             receiver.shutdown()
             thread.join()
 
@@ -89,7 +98,7 @@ def send(gateway: GatewayProcess, url: str, **stub: Any) -> httpx2.Response:
         "POST",
         "/v1/chat/completions",
         json={"model": "mA", "stub": stub},
-        headers={"Prefer": "respond-async", "X-LlamaSwap-Webhook": url},
+        headers=[(b"Prefer", b"respond-async"), (b"X-LlamaSwap-Webhook", url.encode())],
     )
 
 
@@ -161,8 +170,15 @@ def test_a_request_with_an_address_that_may_not_be_called_is_refused(tmp_path: P
         assert gateway.journal("req_start") == []
 
 
+def test_an_address_in_utf_8_is_called_as_it_was_meant(tmp_path: Path) -> None:
+    with receiving() as receiver, a_gateway(tmp_path) as gateway:
+        send(gateway, f"{receiver.origin}/ü?q=日")
+        eventually(lambda: receiver.paths, "it is called")
+        assert receiver.paths == ["/%C3%BC?q=%E6%97%A5"]
+
+
 def asked(*values: str, hosts: tuple[str, ...] = ("hooks.example.org", "10.0.0.1:8080", "[::1]")) -> str | None:
-    headers = [(b"x-llamaswap-WEBHOOK", value.encode("latin-1")) for value in values]
+    headers = [(b"x-llamaswap-WEBHOOK", value.encode()) for value in values]
     return webhook_of([(b"Accept", b"*/*"), *headers], JobsSettings(webhook_hosts=hosts))
 
 
@@ -206,6 +222,21 @@ def test_every_other_address_is_refused_with_its_reason(url: str, why: str) -> N
     assert "\n" not in refused.value.message
 
 
+@pytest.mark.parametrize("url", ["http://münchen.example/", "http://xn--mnchen-3ya.example/"])
+def test_a_host_that_is_not_ascii_may_be_called_by_its_ascii_name(url: str) -> None:
+    assert asked(url, hosts=("xn--mnchen-3ya.example",)) == url
+    with pytest.raises(WebhookRefused, match=r"names `xn--mnchen-3ya\.example:80`"):
+        asked(url)
+
+
+def test_an_address_that_is_not_utf_8_is_refused() -> None:
+    address = "http://hooks.example.org/ü".encode("latin-1")
+    with pytest.raises(WebhookRefused) as refused:
+        webhook_of([(b"x-llamaswap-webhook", address)], JobsSettings(webhook_hosts=("hooks.example.org",)))
+    assert "must be an http:// or https:// address in UTF-8" in refused.value.message
+    assert r"and is `http://hooks.example.org/\xfc`" in refused.value.message
+
+
 def test_no_address_no_hosts_and_two_addresses() -> None:
     assert asked() is None
     with pytest.raises(WebhookRefused, match="names no hosts"):
@@ -218,12 +249,12 @@ def settings(*hosts: str) -> Runtime:
     return cast("Runtime", SimpleNamespace(settings=SimpleNamespace(jobs=JobsSettings(webhook_hosts=hosts))))
 
 
-async def store_ended_job(store: Store, url: str) -> StoredJob:
+async def store_ended_job(store: Store, url: str, job_id: str = "e-1") -> StoredJob:
     async def body() -> AsyncIterator[bytes]:
         yield b"{}"
 
     job = StoredJob(
-        id="e-1",
+        id=job_id,
         kind="async",
         model="mA",
         member="ann",
@@ -257,7 +288,13 @@ async def store_ended_job(store: Store, url: str) -> StoredJob:
 
 async def until_over(store: Store) -> None:
     async with asyncio.timeout(30):
-        while await store.jobs.next_webhook() is not None:  # noqa: ASYNC110 - the store sets no event
+        while await store.jobs.next_webhook(after=0.0) is not None:  # noqa: ASYNC110 - the store sets no event
+            await asyncio.sleep(0.01)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - a receiver is a thread
             await asyncio.sleep(0.01)
 
 
@@ -309,4 +346,79 @@ async def test_a_receiver_that_does_not_answer_is_given_its_time_and_called_agai
     job = await store.jobs.get("e-1")
     assert job is not None
     assert job.webhook_tries == 2
+    await store.close()
+
+
+@pytest.mark.anyio
+async def test_a_receiver_is_told_while_thirty_calls_of_another_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "ANSWER_S", 3600.0)
+    store = await Store.open(tmp_path / "state")
+    with receiving() as hanging, receiving() as healthy:
+        for n in range(30):
+            await store_ended_job(store, f"{hanging.origin}/hang", f"h-{n}")
+        await store_ended_job(store, healthy.url)
+        webhooks = Webhooks(settings("127.0.0.1"), store)
+        webhooks.start()
+        await until(lambda: bool(healthy.paths))
+        await until(lambda: len(hanging.paths) >= 2 and "2 under way" in repr(webhooks))
+        await webhooks.close()
+        assert len(hanging.paths) == 2, "the others are not begun, and not connected"
+        assert len(healthy.paths) == 1
+    await store.close()
+
+
+@pytest.mark.anyio
+async def test_what_waits_for_its_receiver_is_called_when_another_call_of_it_ends(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "state")
+    with receiving() as receiver:
+        for n in range(20):
+            await store_ended_job(store, receiver.url, f"j-{n}")
+        webhooks = Webhooks(settings("127.0.0.1"), store)
+        webhooks.start()
+        await until_over(store)
+        await webhooks.close()
+        assert sorted(told["id"] for told in receiver.data()) == sorted(f"j-{n}" for n in range(20))
+    await store.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("hangs_at_the_same", [False, True])
+async def test_a_call_is_made_again_while_others_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs_at_the_same: bool
+) -> None:
+    monkeypatch.setattr(webhook, "ANSWER_S", 3600.0)
+    monkeypatch.setattr(webhook, "TRIES_AFTER_S", (0.0, 0.01, 0.01))
+    store = await Store.open(tmp_path / "state")
+    with receiving() as other, receiving() as receiver:
+        await store_ended_job(store, f"{(receiver if hangs_at_the_same else other).origin}/hang", "h-1")
+        webhooks = Webhooks(settings("127.0.0.1"), store)
+        webhooks.start()
+        await until(lambda: receiver.paths + other.paths == ["/hang"])
+        receiver.statuses = [500, 500]
+        webhooks.job_ended(await store_ended_job(store, receiver.url))
+        await until(lambda: receiver.paths.count("/hook") == 3)
+        await webhooks.close()
+        assert (receiver.paths + other.paths).count("/hang") == 1
+    await store.close()
+
+
+@pytest.mark.anyio
+async def test_when_there_is_not_room_for_all_a_receiver_without_a_call_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "ANSWER_S", 3600.0)
+    monkeypatch.setattr(webhook, "AT_ONCE", 2)
+    store = await Store.open(tmp_path / "state")
+    with receiving() as first, receiving() as second:
+        second.paths = first.paths
+        for n, url in enumerate([*(f"{first.origin}/{path}" for path in ("hang", "a1", "a2", "a3")), second.url]):
+            await store_ended_job(store, url, f"j-{n}")
+        webhooks = Webhooks(settings("127.0.0.1"), store)
+        webhooks.start()
+        await until(lambda: len(first.paths) == 5)
+        await webhooks.close()
+        assert sorted(first.paths[:2]) == ["/a1", "/hang"]
+        assert first.paths[2:] == ["/hook", "/a2", "/a3"]
     await store.close()

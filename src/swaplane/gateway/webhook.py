@@ -3,8 +3,8 @@
 Decides which addresses may be called, how a call is signed (Standard Webhooks) and when it is tried again. It
 calls no host that the configuration does not name, follows no redirect and uses no proxy of the environment,
 because the address comes from a client. What is still to be told is in the store, so that it survives a restart:
-a receiver may be told twice (the `webhook-id` is the same), but is not forgotten. The app asks `webhook_of` once
-per request; the gateway runs one `Webhooks`.
+a receiver may be told twice (the `webhook-id` is the same), but is not forgotten. A receiver that does not answer
+keeps only its own calls waiting. The app asks `webhook_of` once per request; the gateway runs one `Webhooks`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import contextlib
 import hashlib
 import hmac
 import http
+import re
 import time
+from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import httpx2
 import structlog
@@ -37,8 +40,10 @@ _NAME = WEBHOOK_HEADER.lower().encode()
 #: Seconds before each try, counted from the one before; after the last one it is given up.
 TRIES_AFTER_S = (0.0, 5.0, 30.0, 120.0, 600.0)
 ANSWER_S = 15.0  #: how long a receiver may take
-AT_ONCE = 8  #: calls under way side by side
+PER_RECEIVER = 2  #: calls under way side by side at one host and port
+AT_ONCE = 64  #: and in all, so that no number of receivers takes all of the gateway's sockets
 _PORTS = (None, *range(1, 65536))  # None: the scheme's own
+_ORIGIN = re.compile(r"[^/?#]*(?://[^/?#]*)?")  # an address up to its path
 _STORE_FAILED_S = 30.0  # before the store is asked again after it failed
 
 
@@ -58,7 +63,13 @@ def webhook_of(raw_headers: Iterable[tuple[bytes, bytes]], settings: JobsSetting
         return None
     if len(values) > 1:
         raise WebhookRefused(f"the header {WEBHOOK_HEADER} was sent {len(values)} times; send one address")
-    text = values[0].decode("latin-1").strip()
+    try:
+        text = values[0].decode().strip()
+    except UnicodeDecodeError as error:
+        shown = values[0][:100].decode(errors="backslashreplace")
+        raise WebhookRefused(
+            f"the header {WEBHOOK_HEADER} must be an http:// or https:// address in UTF-8, and is `{shown}`"
+        ) from error
     if problem := _problem(text, settings):
         raise WebhookRefused(f"the header {WEBHOOK_HEADER} {problem}")
     return text
@@ -69,22 +80,45 @@ def _problem(text: str, settings: JobsSettings) -> str | None:
 
     It is read by what will call it, so that both understand the same host.
     """
-    try:
-        url = httpx2.URL(text)
-    except httpx2.InvalidURL:
-        url = httpx2.URL()
+    url = _parsed(text)
     if url.scheme not in ("http", "https") or not url.host or url.port not in _PORTS:
         return f"must be an http:// or https:// address, and is `{text[:100]}`"
     if url.userinfo:
         return "must not hold a user name or a password"
     if not settings.webhook_hosts:
         return "cannot be used: the configuration names no hosts that may be called (jobs.webhook.hosts)"
-    host = f"[{url.host}]" if ":" in url.host else url.host
-    port = url.port or (443 if url.scheme == "https" else 80)
+    receiver = _receiver(url)
+    host = receiver.rpartition(":")[0]
     allowed = {name.lower() for name in settings.webhook_hosts}
-    if allowed.isdisjoint((url.host, host, f"{host}:{port}")):
-        return f"names `{host}:{port}`, which is not among the hosts that may be called (jobs.webhook.hosts)"
+    if allowed.isdisjoint((host.strip("[]"), host, receiver)):
+        return f"names `{receiver}`, which is not among the hosts that may be called (jobs.webhook.hosts)"
     return None
+
+
+def _parsed(text: str) -> httpx2.URL:
+    """The address; an empty one for what is none."""
+    try:
+        return httpx2.URL(text)
+    except httpx2.InvalidURL:
+        return httpx2.URL()
+
+
+def _receiver(url: httpx2.URL) -> str:
+    """The host, in ASCII and in brackets where it is an IPv6 address, and the port that a call goes to."""
+    host = url.raw_host.decode("ascii")
+    port = url.port or (443 if url.scheme == "https" else 80)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@lru_cache(maxsize=1024)
+def _receiver_at(origin: str) -> str:
+    return _receiver(_parsed(origin))
+
+
+def _receiver_of(address: str) -> str:
+    """The receiver at a stored address. A backlog asks this for each of its jobs at every turn, so it must be cheap."""
+    found = _ORIGIN.match(address)
+    return _receiver_at(found[0] if found else address)
 
 
 def event_body(job: dict[str, object], ended_at: float) -> bytes:
@@ -110,10 +144,11 @@ class Webhooks:
         self._runtime = runtime
         self._store = store
         self._news = asyncio.Event()
-        self._calls: dict[str, asyncio.Task[None]] = {}  # by job
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._calls: dict[str, tuple[str, asyncio.Task[None]]] = {}  # receiver and task, by job
         self._task: asyncio.Task[None] | None = None
-        self._client = httpx2.AsyncClient(trust_env=False, follow_redirects=False, timeout=ANSWER_S)
+        # Its own limit would count a wait for a free connection as a receiver's failure.
+        limits = httpx2.Limits(max_connections=None)
+        self._client = httpx2.AsyncClient(trust_env=False, follow_redirects=False, timeout=ANSWER_S, limits=limits)
 
     def __repr__(self) -> str:
         return f"<Webhooks {len(self._calls)} under way>"
@@ -129,7 +164,9 @@ class Webhooks:
 
     async def close(self) -> None:
         """Stop calling; the next start goes on with what is left."""
-        tasks = [*self._calls.values(), *([self._task] if self._task else [])]
+        tasks = [task for _, task in self._calls.values()]
+        if self._task:
+            tasks.append(self._task)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -139,51 +176,63 @@ class Webhooks:
         while True:
             self._news.clear()
             try:
-                for job in await self._store.jobs.due_webhooks(time.time()):
-                    self._begin(job)
-                wait_s = await self._wait_s()
+                wait_s = await self._begin_due()
             except StoreError as error:
                 log.error("webhooks are delayed", error=str(error))
                 wait_s = _STORE_FAILED_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), wait_s)
 
-    async def _wait_s(self) -> float | None:
-        """Seconds until the next one is due; calls under way report by themselves."""
-        at = await self._store.jobs.next_webhook()
-        now = time.time()
-        # What is due and under way is still due in the store until its call has an end.
-        return None if at is None or (at <= now and self._calls) else max(at - now, 0.0)
+    async def _begin_due(self) -> float | None:
+        """Begin the calls that are due and have room; the seconds until another one is due, None when none will be.
 
-    def _begin(self, job: StoredJob) -> None:
-        if job.id in self._calls:
-            return
-        task = asyncio.get_running_loop().create_task(self._try(job))
-        self._calls[job.id] = task
+        What is due and has no room stays in the store, and is looked for again when a call has ended.
+        """
+        now = time.time()
+        due = [(job_id, _receiver_of(url)) for job_id, url in await self._store.jobs.due_webhooks(now)]
+        at = await self._store.jobs.next_webhook(after=now)
+        busy = Counter(receiver for receiver, _ in self._calls.values())
+        # When there is not room for all, it is not for those whose receiver is called already.
+        for job_id, receiver in sorted(due, key=lambda one: busy[one[1]]):
+            if len(self._calls) >= AT_ONCE:
+                break
+            if job_id not in self._calls and busy[receiver] < PER_RECEIVER:
+                busy[receiver] += 1
+                self._begin(job_id, receiver)
+        return None if at is None else max(at - time.time(), 0.0)
+
+    def _begin(self, job_id: str, receiver: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._try(job_id))
+        self._calls[job_id] = receiver, task
 
         def ended(_: asyncio.Task[None]) -> None:
-            del self._calls[job.id]
+            del self._calls[job_id]
             self._news.set()
 
         task.add_done_callback(ended)
 
-    async def _try(self, job: StoredJob) -> None:
-        async with self._turn:
-            failure, final = await self._call(job)
+    async def _try(self, job_id: str) -> None:
+        try:
+            job = await self._store.jobs.get(job_id)
+            # A call that ended while the store was asked for what is due is not made again.
+            if job is not None and job.webhook_at is not None and job.webhook_at <= time.time():
+                await self._store.jobs.webhook_tried(job_id, again_at=await self._tried(job))
+        except StoreError as error:
+            log.error("a webhook's state is not kept", job=job_id, error=str(error))
+            await asyncio.sleep(_STORE_FAILED_S)  # or it would be called again at once, and for ever
+
+    async def _tried(self, job: StoredJob) -> float | None:
+        """Call once; when to call again, in unix seconds, or None."""
+        failure, final = await self._call(job)
         tries = job.webhook_tries + 1
-        again_at = None
         if not failure:
             log.info("webhook delivered", job=job.id)
         elif final or tries == len(TRIES_AFTER_S):
             log.warning("webhook given up", job=job.id, error=failure, tries=tries)
         else:
-            again_at = time.time() + TRIES_AFTER_S[tries]
             log.info("webhook failed", job=job.id, error=failure, again_in_s=TRIES_AFTER_S[tries])
-        try:
-            await self._store.jobs.webhook_tried(job.id, again_at=again_at)
-        except StoreError as error:
-            log.error("a webhook's state is not kept", job=job.id, error=str(error))
-            await asyncio.sleep(_STORE_FAILED_S)  # or it would be called again at once, and for ever
+            return time.time() + TRIES_AFTER_S[tries]
+        return None
 
     async def _call(self, job: StoredJob) -> tuple[str, bool]:
         """(what went wrong, whether trying again is pointless); ("", ...) when the receiver has it."""
