@@ -82,7 +82,10 @@ def _shown_on_terminal(url: str, *, until: str, times: int) -> _Shown:
             assert time.monotonic() < deadline, text
             text += _read(ours)
         process.send_signal(signal.SIGINT)
-        code = process.wait(timeout=30)
+        while process.poll() is None:  # it may still have something to write, which nobody else reads
+            assert time.monotonic() < deadline + 30, text
+            text += _read(ours)
+        code = process.wait()
         while more := _read(ours):
             text += more
     finally:

@@ -240,6 +240,7 @@ def test_all_ran_but_those_that_were_refused_or_dropped_while_they_waited() -> N
         Outcome.UNLOADED_WAITING,
         Outcome.MODEL_REMOVED,
         Outcome.STOPPED_WAITING,
+        Outcome.DEFERRED,
     ]
 
 

@@ -18,9 +18,10 @@ import pytest
 from swaplane.config.settings import ModelSettings
 from swaplane.core.score import ScoreRules
 from swaplane.gateway.body import Body
-from swaplane.gateway.detached import DetachedJobs, JobNotStored
+from swaplane.gateway.detached import DetachedJobs
 from swaplane.gateway.headers import read_own_headers
 from swaplane.gateway.jobs_api import wants_async
+from swaplane.gateway.outage import JobNotStored
 from swaplane.gateway.passage import Errand, Passage
 from swaplane.runtime import Runtime
 from swaplane.store import Store
@@ -515,3 +516,81 @@ def test_a_key_that_waits_when_the_gateway_is_killed_still_runs_once(gateway: Ga
         gateway.request("DELETE", blocker)
         assert result(gateway, job).json()["rid"] == "once"
         assert started(gateway).count("once") == 1
+
+
+# What an answer must not be
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_recorded_answer_that_has_no_body_has_no_length(up: GatewayProcess, status: int) -> None:
+    raw = f'HTTP/1.1 {status} Fine\r\nETag: "a"\r\nContent-Length: 700\r\n\r\n'
+    answer = result(up, accept(up, "mA", f"bare-{status}", stub={"raw": [raw]}))
+    assert (answer.status_code, answer.content, answer.headers["ETag"]) == (status, b"", '"a"')
+    assert "Content-Length" not in answer.headers
+
+
+def test_an_empty_recorded_answer_says_that_it_is(up: GatewayProcess) -> None:
+    answer = result(up, accept(up, "mA", "empty", stub={"raw": ["HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]}))
+    assert (answer.status_code, answer.headers.get_list("Content-Length")) == (200, ["0"])
+
+
+def test_a_recorded_answer_says_once_that_parts_of_it_can_be_had(up: GatewayProcess) -> None:
+    stub = {"size": 1000, "set_headers": [["Accept-Ranges", "none"]]}
+    answer = result(up, accept(up, "mA", "ranged", stub=stub))
+    assert answer.headers.get_list("Accept-Ranges") == ["bytes"]
+
+
+def test_a_range_that_makes_no_sense_is_ignored(up: GatewayProcess) -> None:
+    job = accept(up, "mA", "unranged", stub={"size": 1000})
+    assert len(result(up, job).content) == 1000
+    for nonsense in ("frames=1-2", "bytes=5-2", "bytes=", "bytes=a-b", "bytes=0-1,x", "bytes", "bytes=--1", "0-1"):
+        answer = up.request("GET", f"{job}/result", headers={"Range": nonsense})
+        assert (answer.status_code, len(answer.content)) == (200, 1000), nonsense
+    for asked, length in {"bytes=5-5": 1, "Bytes=990-": 10, "bytes=-7": 7, "bytes= 0-1 , 1-3": 4}.items():
+        answer = up.request("GET", f"{job}/result", headers={"Range": asked})
+        assert (answer.status_code, len(answer.content)) == (206, length), asked
+    assert up.request("GET", f"{job}/result", headers={"Range": "bytes=1000-"}).status_code == 416
+
+
+# When to ask again
+
+
+def test_who_stands_too_far_back_to_be_counted_is_told_to_wait_long(gateway: GatewayProcess) -> None:
+    with gateway:
+        assert gateway.chat("mA").status_code == 200
+        gateway.request("POST", "/api/lanes/gpu/pause")
+        waits = [int(send(gateway, "mA", f"{n}").headers["Retry-After"]) for n in range(102)]
+        assert max(waits[:100]) < 60
+        assert waits[100:] == [60, 60]
+
+
+def test_a_job_that_runs_for_longer_than_others_makes_for_a_longer_wait(gateway: GatewayProcess) -> None:
+    with gateway:
+        assert gateway.chat("mA").status_code == 200
+        paths = [accept(gateway, "mA", "long", stub=FOREVER), accept(gateway, "mA", "behind")]
+
+        def waits() -> list[int]:
+            return [int(gateway.get(f"{path}/result").headers["Retry-After"]) for path in paths]
+
+        eventually(lambda: min(waits()) >= 4, "they are told to wait as long as it has run")
+        gateway.request("DELETE", paths[0])
+        ended(gateway, paths[1])
+
+
+def test_what_is_told_of_a_job_that_may_have_been_deleted(up: GatewayProcess) -> None:
+    job = accept(up, "mA", "deleted-told")
+    ended(up, job)
+    up.request("DELETE", job)
+    for path in (job, f"{job}/result"):
+        words = up.get(path).json()["error"]["message"]
+        assert words.endswith("is known: it never arrived here, was deleted, or ended long ago")
+
+
+def test_what_is_told_of_a_job_that_is_not_run_again(tmp_path: Path) -> None:
+    gateway = reporting(tmp_path)
+    with ended_by(gateway, KILL):
+        job = accept(gateway, "mA", "cut", stub=FOREVER)
+        runs(gateway, "cut")
+    with gateway:
+        words = result(gateway, job).json()["error"]["message"]
+        assert words == "the gateway ended while this job ran, and it is not run again; it may have had effects"

@@ -91,7 +91,8 @@ async def test_commits_are_synced(database: Database) -> None:
 
 async def test_tables_are_strict(store: Store) -> None:
     tables = await store._database.rows("SELECT name, strict FROM pragma_table_list WHERE name NOT LIKE 'sqlite_%'")
-    assert {name for name, _ in tables} == {"jobs", "bodies", "remembered", "kept_answers", "files", "batches"}
+    names = {"jobs", "bodies", "remembered", "kept_answers", "files", "batches", "probes"}
+    assert {name for name, _ in tables} == names
     assert all(strict for _, strict in tables)
 
 

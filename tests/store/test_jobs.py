@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 
 from swaplane.store import Store, StoreError
@@ -156,25 +158,34 @@ async def test_epochs_are_what_ids_begin_with(store: Store) -> None:
 
 
 async def test_a_webhook_is_due_from_the_end_until_it_is_done(store: Store) -> None:
-    assert await store.jobs.next_webhook() is None
+    assert await store.jobs.next_webhook(after=0.0) is None
     for n in range(4):
-        await add(store, f"j-{n}", webhook=None if n == 3 else "http://h/")
-    assert await store.jobs.next_webhook() is None
+        await add(store, f"j-{n}", webhook=None if n == 3 else f"http://h/{n}")
+    assert await store.jobs.next_webhook(after=0.0) is None
     for n, ended_at in enumerate((20.0, 10.0, 30.0, 5.0)):
         await end(store, f"j-{n}", ended_at=ended_at)
-    assert await store.jobs.next_webhook() == 10.0
+    assert await store.jobs.next_webhook(after=0.0) == 10.0
     assert await store.jobs.due_webhooks(9.0) == []
-    assert [each.id for each in await store.jobs.due_webhooks(20.0)] == ["j-1", "j-0"]
+    assert await store.jobs.due_webhooks(20.0) == [("j-1", "http://h/1"), ("j-0", "http://h/0")]
 
     await store.jobs.webhook_tried("j-1", again_at=25.0)
-    assert [each.id for each in await store.jobs.due_webhooks(24.0)] == ["j-0"]
-    [_, again] = await store.jobs.due_webhooks(25.0)
-    assert (again.id, again.webhook_tries, again.webhook_at) == ("j-1", 1, 25.0)
+    assert await store.jobs.due_webhooks(24.0) == [("j-0", "http://h/0")]
+    assert await store.jobs.due_webhooks(25.0) == [("j-0", "http://h/0"), ("j-1", "http://h/1")]
+    again = await store.jobs.get("j-1")
+    assert again is not None
+    assert (again.webhook_tries, again.webhook_at) == (1, 25.0)
 
     for n in range(3):
         await store.jobs.webhook_tried(f"j-{n}", again_at=None)
     assert await store.jobs.due_webhooks(1e9) == []
-    assert await store.jobs.next_webhook() is None
+    assert await store.jobs.next_webhook(after=0.0) is None
+
+
+async def test_the_next_webhook_is_one_that_is_not_due_yet(store: Store) -> None:
+    for n, ended_at in enumerate((30.0, 10.0, 20.0)):
+        await add(store, f"j-{n}", webhook="http://h/")
+        await end(store, f"j-{n}", ended_at=ended_at)
+    assert [await store.jobs.next_webhook(after=after) for after in (9.0, 10.0, 29.9, 30.0)] == [10.0, 20.0, 30.0, None]
 
 
 @pytest.mark.parametrize("length", [5, LONG])
@@ -186,3 +197,27 @@ async def test_an_ended_job_needs_no_body_any_more(store: Store, length: int) ->
         await store.jobs.body("j-1")
     assert await stored_body(store, "j-2") == body_of("j-2", length)
     assert len(names(store.folder / "bodies")) == (1 if length == LONG else 0)
+
+
+async def test_the_open_jobs_below_a_path_are_in_order_of_acceptance(store: Store) -> None:
+    targets = {"a": "/v1/videos", "b": "/v1/video", "c": "/v1/videos/x/remix?y=1", "d": "/V1/videos", "e": "/v1/videos"}
+    for job_id, target in targets.items():
+        await add(store, job_id, target=target)
+    await store.jobs.started("c")
+    await end(store, "e")
+    assert [each.id for each in await store.jobs.open_below("/v1/videos")] == ["a", "c"]
+    assert [each.id for each in await store.jobs.open_below("/v1/%")] == []
+
+
+async def test_a_probe_tells_whether_a_change_reaches_the_disk(store: Store) -> None:
+    await store.probe()
+    with sqlite3.connect(store.folder / "jobs.db", isolation_level=None) as other:
+        other.execute("CREATE TRIGGER refuse BEFORE UPDATE ON probes BEGIN SELECT RAISE(ABORT, 'it is full'); END")
+        with pytest.raises(StoreError, match=r"jobs\.db cannot be read or written: it is full"):
+            await store.probe()
+        other.execute("DROP TRIGGER refuse")
+    other.close()
+    await store.probe()
+    await store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        await store.probe()

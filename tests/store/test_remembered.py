@@ -51,7 +51,7 @@ async def test_a_job_at_a_server_is_remembered_updated_and_forgotten(store: Stor
 
 async def test_of_several_models_with_one_id_the_newest_is_meant(store: Store) -> None:
     for model in ("mB", "mA", "mC"):
-        await store.remembered.add(remembered(model, "1"))
+        await store.remembered.add(remembered(model, "1", job_id=f"c91c-{model}"))
     for expected in ("mC", "mA", "mB"):
         found = await store.remembered.get("1")
         assert found is not None
@@ -75,6 +75,25 @@ async def test_an_id_that_a_server_gives_again_makes_the_earlier_job_forgotten(s
         completion="openai-videos", model=None, limit=9, after=None, newest_first=True
     )
     assert [each.job_id for each in listed] == ["c91c-3", "c91c-2"]
+
+
+async def test_a_job_that_is_run_again_makes_its_earlier_attempt_forgotten(store: Store) -> None:
+    await store.remembered.add(remembered("mA", "cut", job_id="c91c-1"))
+    await store.remembered.add(remembered("mA", "other", job_id="c91c-2"))
+    for server_id in ("cut", "other"):
+        await store.remembered.keep("mA", server_id, f"/v1/videos/{server_id}", kept(store, b"failed"))
+    await store.remembered.add(remembered("mA", "again", job_id="c91c-1"))
+    found = await store.remembered.of_job("c91c-1")
+    assert found is not None
+    assert found.server_id == "again"
+    assert await store.remembered.get("cut") is None
+    assert await store.remembered.kept("mA", "/v1/videos/cut") is None
+    assert await store.remembered.kept("mA", "/v1/videos/other") is not None
+    assert len(names(store.folder / "kept")) == 1
+    listed, _ = await store.remembered.list(
+        completion="openai-videos", model=None, limit=9, after=None, newest_first=True
+    )
+    assert [each.server_id for each in listed] == ["again", "other"]
 
 
 async def test_the_jobs_that_run_are_found_after_a_restart(store: Store) -> None:

@@ -24,6 +24,7 @@ class Outcome(StrEnum):
     UNLOADED_WAITING = "unloaded_waiting"  #: its model was unloaded by request while it was loading for this job
     MODEL_REMOVED = "model_removed"  #: its model vanished from the configuration
     STOPPED_WAITING = "stopped_waiting"  #: the gateway shut down first
+    DEFERRED = "deferred"  #: the disk did not take that it runs; it will be put into the queue again
 
     # Ran.
     COMPLETED = "completed"  #: the model's answer (any status below 500) was passed on whole, and its job is done
@@ -35,7 +36,7 @@ class Outcome(StrEnum):
     STOPPED_RUNNING = "stopped_running"  #: the gateway shut down and could not wait any longer
     UPSTREAM_LOST = "upstream_lost"  #: the model's server forgot the job, or gave no news of it for too long
     OVERDUE = "overdue"  #: it was not over by its model's deadline; the server was stopped
-    INTERRUPTED = "interrupted"  #: the gateway ended while it ran, and it is not run a second time
+    INTERRUPTED = "interrupted"  #: the gateway ended while it ran, and it is not run again
     GATEWAY_ERROR = "gateway_error"  #: a fault of the gateway itself
 
     @property

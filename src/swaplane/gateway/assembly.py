@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
+import structlog
+
 import swaplane
 from swaplane.completion.rule import Completion
 from swaplane.gateway.api import create_api
@@ -24,7 +26,9 @@ from swaplane.gateway.videos import Videos
 from swaplane.gateway.webhook import Webhooks
 from swaplane.gateway.why import Why
 from swaplane.runtime import Runtime
-from swaplane.store.store import Store
+from swaplane.store import Store, StoreError
+
+log = structlog.get_logger("swaplane.gateway")
 
 
 class Assembly:
@@ -62,11 +66,20 @@ class Assembly:
         )
 
     async def restore(self) -> None:
-        """Go on with what an earlier gateway left; before requests are taken. Raises StoreError."""
-        await self._remembered.restore(self._completion_of)
-        await self._detached.restore()
-        await self._batches.restore()
+        """Go on with what an earlier gateway left; before requests are taken.
+
+        On a disk that is full, or holds damaged pages, the models can still be used: what cannot be gone on with now
+        is left for the next start.
+        """
+        for restore in (self._detached.restore, self._restore_remembered, self._batches.restore):
+            try:
+                await restore()
+            except StoreError as error:
+                log.error("jobs of an earlier gateway are left for the next start", error=str(error))
         self._webhooks.start()
+
+    async def _restore_remembered(self) -> None:
+        await self._remembered.restore(self._completion_of)
 
     def _completion_of(self, model: str) -> Completion | None:
         settings = self._runtime.settings.models.get(model)

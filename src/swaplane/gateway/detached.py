@@ -29,9 +29,9 @@ from swaplane.config.settings import ModelSettings
 from swaplane.core.events import Turn
 from swaplane.core.outcomes import Outcome
 from swaplane.gateway.answers import ShuttingDown
-from swaplane.gateway.errors import RequestRefused
 from swaplane.gateway.keyed import KeyReused, fingerprint
-from swaplane.gateway.lines import Lines
+from swaplane.gateway.lines import LINES_AT_ONCE, BatchLines
+from swaplane.gateway.outage import EndNotStored, JobNotStored, Outage
 from swaplane.gateway.passage import Errand, Passage
 from swaplane.gateway.stored_run import StoredRuns
 from swaplane.runtime import Runtime
@@ -40,20 +40,10 @@ from swaplane.ticket import Ticket, Wish
 
 log = structlog.get_logger("swaplane.detached")
 
-LINES_AT_ONCE = 200  #: of one batch, in the queue at a time
 ATTEMPTS = 3  #: how often a job may be running when the gateway dies
 EXPIRE_EVERY_S = 60.0
 _CLOSE_S = 10.0  # how long the last ends may take to be written at shutdown
-
-
-class JobNotStored(RequestRefused):
-    """The job cannot be kept, so it is not accepted."""
-
-    status = 507
-    code = "insufficient_storage"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the job was not accepted, because it could not be stored: {reason}")
+_END_S = 10.0  # how long a cancel waits for the disk to take the end
 
 
 class DetachedJobs:
@@ -63,17 +53,19 @@ class DetachedJobs:
         self._runtime = runtime
         self._store = store
         self._passage = passage
-        self._runs = StoredRuns(runtime, store, passage)
+        self._outage = Outage(store)
+        self._runs = StoredRuns(runtime, store, passage, self._outage)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by job: those in the queue or running
-        self._lines: dict[str, Lines] = {}  # by batch
-        self._refills: set[asyncio.Task[None]] = set()
+        self._lines = BatchLines(runtime, store, self._runs, self._queue)
+        self._deferred: dict[str, StoredJob] = {}  # those whose turn came while the store did not work
+        self._ending: set[str] = set()  # those told to end whose end is not stored yet
+        self._resuming: asyncio.Task[None] | None = None
         self._expiring: asyncio.Task[None] | None = None
         # One offset for all: with another for each, jobs of one moment would change places.
         self._ahead_s = time.monotonic() - time.time()
 
     def __repr__(self) -> str:
-        lines = sum(len(lines.waiting) for lines in self._lines.values())
-        return f"<DetachedJobs {len(self._tasks)} in the queue or running, {lines} lines behind them>"
+        return f"<DetachedJobs {len(self._tasks)} in the queue or running, {len(self._lines)} lines behind them>"
 
     @property
     def on_ended(self) -> list[Callable[[StoredJob], None]]:
@@ -113,6 +105,9 @@ class DetachedJobs:
         )
         try:
             stored = await self._store.jobs.add(job, errand.body.pieces(), errand.body.length)
+            if _is_past(stored):  # its key is free again
+                await self._store.jobs.delete(stored.id)
+                stored = await self._store.jobs.add(job, errand.body.pieces(), errand.body.length)
         except StoreError as error:
             raise JobNotStored(str(error)) from error
         # Nothing is awaited from here on: the queue gets jobs in the order in which the store did.
@@ -124,42 +119,53 @@ class DetachedJobs:
 
     async def accept_lines(self, batch: str, lines: Sequence[tuple[StoredJob, bytes]]) -> None:
         """Store lines of a batch in one transaction; they follow those that it has already, in this order."""
-        stored = await self._store.jobs.add_many(lines)
-        self._lines.setdefault(batch, Lines()).waiting.extend(job.id for job in stored)
-        await self._refill(batch)
+        await self._lines.add(batch, await self._store.jobs.add_many(lines))
 
     # Looking at jobs and ending them.
 
     async def get(self, job_id: str) -> StoredJob | None:
         """A job, whatever its state; None when it is unknown or its answer has expired."""
-        return await self._store.jobs.get(job_id)
+        job = await self._store.jobs.get(job_id)
+        if job is not None and _is_past(job):  # it will be deleted soon
+            self._runtime.recent.pop(job_id, None)
+            return None
+        return job
 
     async def cancel(self, job_id: str) -> bool:
-        """End a job; False when there is nothing to end. Its end is durable when this returns."""
-        task = self._tasks.get(job_id)
-        if task is not None:
-            found = self._runtime.cancel(job_id)
-            await asyncio.wait([task])
-            return found
-        job = await self._store.jobs.get(job_id)
-        lines = self._lines.get(job.batch) if job is not None and job.batch is not None else None
-        if job is None or lines is None or job_id not in lines.waiting:
-            return False
-        lines.waiting.remove(job_id)
-        await self._runs.drop(job, Outcome.CANCELLED_WAITING)
-        return True
+        """End a job; False when there is nothing to end. Its end is durable when this returns.
+
+        Raises EndNotStored when the disk does not take the end in time; it is then taken later.
+        """
+        found = True
+        task = self._end_deferred(job_id)
+        if task is None and (task := self._tasks.get(job_id)) is not None:
+            found = self._runtime.cancel(job_id) or job_id in self._ending
+        if task is None:
+            job = await self._store.jobs.get(job_id)
+            if job is None or not self._lines.withdraw(job):
+                return False
+            task = self._spawn(job, self._drop(job, Outcome.CANCELLED_WAITING))
+        done, _ = await asyncio.wait([task], timeout=_END_S)
+        if not done:
+            self._ending.add(job_id)
+            raise EndNotStored(job_id)
+        return found
+
+    def _end_deferred(self, job_id: str) -> asyncio.Task[None] | None:
+        job = self._deferred.pop(job_id, None)
+        return None if job is None else self._spawn(job, self._drop_queued(job, Outcome.CANCELLED_WAITING))
 
     async def cancel_lines(self, batch: str) -> None:
-        """End all lines of a batch that are not over, as `cancel` does."""
-        lines = self._lines.get(batch)
-        if lines is None:
-            return
-        waiting = list(lines.waiting)
-        lines.waiting.clear()
-        async with lines.turn:  # a line may just be on its way into the queue
-            pass
-        in_queue = [job async for job in self._store.jobs.of_batch(batch) if job.id in self._tasks]
-        await asyncio.gather(*(self.cancel(job.id) for job in in_queue))
+        """End all lines of a batch that are not over; returns when their ends are durable, however long that takes."""
+        waiting = await self._lines.withdraw_all(batch)
+        ending = []
+        async for job in self._store.jobs.of_batch(batch):
+            task = self._end_deferred(job.id) or self._tasks.get(job.id)
+            if task is not None:
+                self._runtime.cancel(job.id)
+                ending.append(task)
+        if ending:
+            await asyncio.wait(ending)
         for at in range(0, len(waiting), LINES_AT_ONCE):  # side by side, so that they are committed together
             dropped = waiting[at : at + LINES_AT_ONCE]
             await asyncio.gather(*(self._drop_line(job_id) for job_id in dropped))
@@ -181,7 +187,8 @@ class DetachedJobs:
 
     async def restore(self) -> None:
         """Go on with what an earlier gateway left; once, before requests are taken. Raises StoreError."""
-        await self._store.expire(time.time())
+        await self._forget_past()
+        self._expiring = asyncio.get_running_loop().create_task(self._expire())
         self._runtime.avoid_ids(await self._store.jobs.epochs())
         turns = [
             Turn(lane=lane, member=member, band=band, ended_at=min(ended_at + self._ahead_s, time.monotonic()))
@@ -190,24 +197,17 @@ class DetachedJobs:
         again: list[StoredJob] = []
         for job in await self._store.jobs.open():
             if job.state == "running" and self._is_over(job):
-                self._spawn(job, self._runs.drop(job, Outcome.INTERRUPTED))
-            elif job.model not in self._runtime.settings.models:
-                self._spawn(job, self._runs.drop(job, Outcome.MODEL_REMOVED))
+                self._spawn(job, self._drop(job, Outcome.INTERRUPTED))
+            elif self._runtime.settings.resolve(job.model) is None:
+                self._spawn(job, self._drop(job, Outcome.MODEL_REMOVED))
             else:
-                if job.state == "running":
-                    await self._store.jobs.waits_again(job.id)
                 again.append(job)
-        first = []
-        for job in again:
-            if job.batch is not None:
-                lines = self._lines.setdefault(job.batch, Lines())
-                if lines.in_queue == LINES_AT_ONCE:
-                    lines.waiting.append(job.id)
-                    continue
-                lines.in_queue += 1
-            first.append(job)
-        self._queue(first, turns)
-        self._expiring = asyncio.get_running_loop().create_task(self._expire())
+        try:
+            ran = [job.id for job in again if job.state == "running"]
+            await asyncio.gather(*(self._store.jobs.waits_again(job_id) for job_id in ran))
+        except StoreError as error:  # they wait all the same
+            log.error("that jobs of an earlier gateway wait again is not stored", error=str(error))
+        self._queue([job for job in again if self._lines.restored(job)], turns)
         if again:
             log.info("jobs of an earlier gateway wait again", jobs=len(again))
 
@@ -220,8 +220,11 @@ class DetachedJobs:
         """Return when no end is being written; once the runtime has ended its jobs."""
         if self._expiring is not None:
             self._expiring.cancel()
-        for lines in self._lines.values():
-            lines.stop()
+        self._lines.close()
+        self._outage.close()
+        if self._resuming is not None:
+            self._resuming.cancel()
+        self._runs.closing = True
         if self._tasks:
             _, late = await asyncio.wait(self._tasks.values(), timeout=_CLOSE_S)
             for task in late:
@@ -230,16 +233,20 @@ class DetachedJobs:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
-            try:
-                await self._store.expire(time.time())
-            except StoreError as error:
-                log.error("what is past its time could not be deleted", error=str(error))
+            await self._forget_past()
+
+    async def _forget_past(self) -> None:
+        try:
+            await self._store.expire(time.time())
+        except StoreError as error:
+            log.error("what is past its time could not be deleted", error=str(error))
 
     # Into the queue.
 
     def _queue(self, jobs: Iterable[StoredJob], turns: Iterable[Turn] = ()) -> None:
         """Put stored jobs into the queue all at once, each as if it had waited there since it was submitted."""
-        found = [(job, self._runtime.settings.models[job.model]) for job in jobs]
+        resolved = ((job, self._runtime.settings.resolve(job.model)) for job in jobs)
+        found = [(job, model) for job, model in resolved if model is not None]
         now = time.monotonic()
         # They arrived in the order of their acceptance, also where the wall clock was set back in between.
         arrivals = accumulate((job.submitted_at for job, _ in found), max)
@@ -257,40 +264,52 @@ class DetachedJobs:
         for (job, model), ticket in zip(found, self._runtime.restore(wishes, turns), strict=True):
             self._spawn(job, self._run(job, model, ticket))
 
-    async def _refill(self, batch: str) -> None:
-        """Move lines of a batch into the queue as far as there is room for them."""
-        lines = self._lines.get(batch)
-        if lines is None:
-            return
-        async with lines.turn:
-            while lines.waiting and lines.in_queue < LINES_AT_ONCE and not self._runtime.dispatcher.shutting_down:
-                job = await self._store.jobs.get(lines.waiting.popleft())
-                if job is None:
-                    continue
-                if job.model not in self._runtime.settings.models:
-                    await self._runs.drop(job, Outcome.MODEL_REMOVED)
-                    continue
-                if (backoff_s := self._runtime.backoff_s(job.model)) > 0:  # it would be refused, and so would the rest
-                    lines.waiting.appendleft(job.id)
-                    lines.retry(backoff_s, lambda: self._spawn_refill(batch))
-                    break
-                lines.in_queue += 1
-                self._queue([job])
-        if not lines.waiting and not lines.in_queue:
-            self._lines.pop(batch, None)
+    async def _resume(self) -> None:
+        """Put the deferred jobs back into the queue, all at once, when the store works again."""
+        await self._outage.over()
+        self._resuming = None
+        jobs = sorted(self._deferred.values(), key=lambda job: job.seq)
+        self._deferred.clear()
+        self._queue(jobs)
+        for job in jobs:
+            if self._runtime.settings.resolve(job.model) is None:
+                self._spawn(job, self._drop_queued(job, Outcome.MODEL_REMOVED))
 
-    def _spawn_refill(self, batch: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._refill(batch))
-        self._refills.add(task)
-        task.add_done_callback(self._refills.discard)
+    # Each job's task.
 
-    def _spawn(self, job: StoredJob, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, job: StoredJob, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=f"detached job {job.id}")
         self._tasks[job.id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(job.id, None))
+        task.add_done_callback(lambda _: self._over(job.id, task))
+        return task
+
+    def _over(self, job_id: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(job_id) is task:  # else it was deferred, and has another by now
+            del self._tasks[job_id]
+            self._ending.discard(job_id)
 
     async def _run(self, job: StoredJob, model: ModelSettings, ticket: Ticket) -> None:
-        await self._runs.run(job, model, ticket)
-        if job.batch is not None and (lines := self._lines.get(job.batch)) is not None:
-            lines.in_queue -= 1
-            await self._refill(job.batch)
+        if await self._runs.run(job, model, ticket) is not Outcome.DEFERRED:
+            await self._lines.over(job)
+            return
+        self._runtime.recent.pop(job.id, None)  # it is not over
+        self._deferred[job.id] = job
+        if self._resuming is None and not self._runs.closing:
+            self._resuming = asyncio.get_running_loop().create_task(self._resume())
+
+    async def _drop(self, job: StoredJob, outcome: Outcome) -> None:
+        """End a job that is not in the queue; the gateway's end may come before."""
+        try:
+            await self._runs.drop(job, outcome)
+        except StoreError as error:
+            log.error("a detached job is left as it is until the next start", job=job.id, error=str(error))
+
+    async def _drop_queued(self, job: StoredJob, outcome: Outcome) -> None:
+        """End a job that was put off; as a line it counts as one in the queue."""
+        await self._drop(job, outcome)
+        await self._lines.over(job)
+
+
+def _is_past(job: StoredJob) -> bool:
+    """Whether an ended job's time is over."""
+    return job.expires_at is not None and job.expires_at <= time.time()

@@ -26,7 +26,7 @@ from swaplane.store.jobs import JobTable
 from swaplane.ticket import Dropped
 from swaplane.wire import JOB_HEADER, PRIORITY_HEADER, PRIORITY_REASON_HEADER
 
-INTERRUPTED_WORDS = "the gateway ended while this job ran, and it is not run a second time; it may have had effects"
+INTERRUPTED_WORDS = "the gateway ended while this job ran, and it is not run again; it may have had effects"
 
 
 async def opened_body(jobs: JobTable, job_id: str) -> Body:

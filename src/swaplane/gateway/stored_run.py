@@ -7,6 +7,7 @@ Which jobs run, and when, is decided elsewhere. Called by `detached`, once for e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -15,7 +16,9 @@ import structlog
 from swaplane.config.settings import ModelSettings
 from swaplane.core.outcomes import Outcome
 from swaplane.gateway.answers import CUT_WORDS, send_answer
+from swaplane.gateway.body import Body
 from swaplane.gateway.forward import failure
+from swaplane.gateway.outage import Outage
 from swaplane.gateway.passage import Passage
 from swaplane.gateway.recording import Recording
 from swaplane.gateway.stored_errand import job_headers, opened_body, recording_for, restored_errand, tell_not_run
@@ -34,31 +37,38 @@ _STOPPED = frozenset({Outcome.STOPPED_WAITING, Outcome.STOPPED_RUNNING, Outcome.
 class StoredRuns:
     """The one way from a stored job to its durable end."""
 
-    def __init__(self, runtime: Runtime, store: Store, passage: Passage) -> None:
+    def __init__(self, runtime: Runtime, store: Store, passage: Passage, outage: Outage) -> None:
+        self.closing = False  #: no end is tried to be stored a second time
         self.on_ended: list[Callable[[StoredJob], None]] = []  #: called after each end is durable
         self._runtime = runtime
         self._store = store
         self._passage = passage
+        self._outage = outage
 
     def __repr__(self) -> str:
         return f"<StoredRuns of {self._store!r}>"
 
-    async def run(self, job: StoredJob, model: ModelSettings, ticket: Ticket) -> None:
-        """Take a job from the queue to its end; one that the gateway's shutdown ends stays open in the store."""
+    async def run(self, job: StoredJob, model: ModelSettings, ticket: Ticket) -> Outcome:
+        """Take a job from the queue to its end; one that the gateway's shutdown ends stays open in the store.
+
+        So does one that is `deferred`, because the store does not take that it runs.
+        """
         turn = await ticket.turn
         if isinstance(turn, Dropped) and turn.outcome in _STOPPED:
-            return
+            return turn.outcome
+        outcome = Outcome.GATEWAY_ERROR
         recording = recording_for(job, self._store.jobs.answer_path(job.id))
         try:
             outcome = await self._pass(job, model, ticket, turn, recording)
-            if outcome not in _STOPPED:
+            if outcome is not Outcome.DEFERRED and outcome not in _STOPPED:
                 await self._settle(job, outcome, recording, ticket)
-            elif job.key is None and self._runtime.settings.jobs.interrupted == "rerun":
+            elif outcome in _STOPPED and job.key is None and self._runtime.settings.jobs.interrupted == "rerun":
                 await self._store.jobs.waits_again(job.id)  # no crash: it does not count as one
         except StoreError as error:
             log.error("a detached job is left as it is until the next start", job=job.id, error=str(error))
         finally:
             recording.close()
+        return outcome
 
     async def _pass(
         self, job: StoredJob, model: ModelSettings, ticket: Ticket, turn: Run | Dropped, recording: Recording
@@ -67,14 +77,21 @@ class StoredRuns:
         outcome = Outcome.GATEWAY_ERROR
         rules = self._runtime.dispatcher.rules
         try:
+            cuts: list[Outcome] = []
+            ticket.on_cut(cuts.append)
             if isinstance(turn, Dropped):
                 outcome = turn.outcome
                 tell_not_run(recording, job, turn, rules)
-            else:
-                with await opened_body(self._store.jobs, job.id) as body:
-                    await self._store.jobs.started(job.id)
+            elif (body := await self._begun(job)) is not None:
+                with body:
                     errand = restored_errand(job, model, rules, body)
                     outcome = await self._passage.run(recording, errand, ticket)
+            elif Outcome.CANCELLED_RUNNING in cuts:
+                outcome = Outcome.CANCELLED_WAITING  # it was not sent
+                cancelled = Dropped(outcome=outcome, waited_s=turn.waited_s, detail="", retry_after_s=None)
+                tell_not_run(recording, job, cancelled, rules)
+            else:
+                outcome = Outcome.DEFERRED
         except (StoreError, OSError) as error:
             log.error("a detached job could not be run", job=job.id, error=str(error))
         except Exception:
@@ -83,11 +100,33 @@ class StoredRuns:
             ticket.ended(outcome)
         return outcome
 
+    async def _begun(self, job: StoredJob, *, again: bool = True) -> Body | None:
+        """A job's body, once the store has it that the job runs; None when the store does not work.
+
+        Raises StoreError and OSError when the store works, but not for this job.
+        """
+        if self._outage.is_on:
+            return None
+        try:
+            body = await opened_body(self._store.jobs, job.id)
+            try:
+                await self._store.jobs.started(job.id)
+            except BaseException:
+                body.close()
+                raise
+            return body
+        except StoreError as error:
+            if not await self._outage.begins(error) and not again:
+                raise
+        # What failed may have been the last moment of an outage.
+        return await self._begun(job, again=False)
+
     async def _settle(self, job: StoredJob, outcome: Outcome, recording: Recording, ticket: Ticket) -> None:
         """Keep how a job ended, and its answer."""
         ended = self._runtime.recent.get(job.id)
         if ticket.server_id is not None:
-            await self._store.jobs.server_id(job.id, ticket.server_id)
+            with contextlib.suppress(StoreError):  # the end itself is what must be stored
+                await self._store.jobs.server_id(job.id, ticket.server_id)
         recording.abort()  # nothing, unless it failed
         await recording.saved()
         if recording.trouble:
@@ -101,7 +140,7 @@ class StoredRuns:
             recording,
             lane=ticket.lane,
             waited_s=None if ended is None else ended.waited_s,
-            run_s=None if ended is None else ended.run_s,
+            run_s=ended.run_s if ended is not None and outcome.ran else None,
         )
 
     async def _told_failure(self, job: StoredJob, outcome: Outcome, words: str) -> Recording:
@@ -124,7 +163,7 @@ class StoredRuns:
             tell_not_run(recording, job, dropped, self._runtime.dispatcher.rules)
             await recording.saved()
         recording.close()
-        model = self._runtime.settings.models.get(job.model)
+        model = self._runtime.settings.resolve(job.model)
         lane = "" if model is None else model.lane
         await self._end(job, outcome, recording, lane=lane, waited_s=None if outcome.ran else waited_s, run_s=None)
 
@@ -161,6 +200,8 @@ class StoredRuns:
                 )
                 break
             except StoreError as error:  # a full disk, most likely
+                if self.closing:
+                    raise
                 log.error("the end of a detached job is not stored yet", job=job.id, error=str(error))
                 await asyncio.sleep(_STORE_AGAIN_S)
         ended = await self._store.jobs.get(job.id)

@@ -49,7 +49,7 @@ class Why:
             return {"id": job_id, "state": "ended", "outcome": shown["outcome"], "text": _ended_text(shown)}
         stored = await self._detached.get(job_id)
         if stored is None:
-            raise Unknown(f"no job `{job_id[:100]}` is known: it never arrived here, or it ended long ago")
+            raise Unknown(f"no job `{job_id[:100]}` is known: it never arrived here, was deleted, or ended long ago")
         return {"id": job_id, "state": stored.state, "outcome": stored.outcome, "text": _stored_text(stored)}
 
 
@@ -67,6 +67,6 @@ def _ended_text(job: EndedJobJson) -> str:
 
 def _stored_text(stored: StoredJob) -> str:
     if stored.state != "ended":
-        return f"Job {stored.id} is stored and stands behind others of its batch, which are in the queue."
+        return f"Job {stored.id} is stored and not in the queue: it waits behind others of its batch, or for the disk."
     waited = "" if stored.waited_s is None else f" waited for {stored.waited_s:.1f} s and"
     return f"Job {stored.id}{waited} ended as {stored.outcome}."

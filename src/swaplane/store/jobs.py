@@ -165,6 +165,11 @@ class JobTable:
         """Where the body of the job's answer is or goes. It counts once `ended` tells of it."""
         return self._answers.file(quote(job_id, safe="") + _ANSWER)
 
+    async def open_below(self, path: str) -> list[StoredJob]:
+        """Those of the open ones whose target begins so, in order of acceptance."""
+        sql = "SELECT * FROM jobs WHERE state <> 'ended' AND substr(target, 1, length(?1)) = ?1 ORDER BY seq"
+        return [job_of(row) for row in await self._db.rows(sql, (path,))]
+
     async def open(self) -> list[StoredJob]:
         """The jobs that wait or run, by `seq`."""
         return [job_of(row) for row in await self._db.rows("SELECT * FROM jobs WHERE state <> 'ended' ORDER BY seq")]
@@ -270,16 +275,22 @@ class JobTable:
 
         await self._bodies.remove(await self._db.write(work))
 
+    async def probe(self) -> None:
+        """A change that changes nothing, and has to reach the disk all the same."""
+        await self._db.change("UPDATE probes SET count = count + 1")
+
     # Webhooks.
 
-    async def due_webhooks(self, now: float) -> list[StoredJob]:
-        """The ended jobs whose webhook is to be called by `now`, the one that waits longest first."""
-        rows = await self._db.rows("SELECT * FROM jobs WHERE webhook_at <= ? ORDER BY webhook_at, seq", (now,))
-        return [job_of(row) for row in rows]
+    async def due_webhooks(self, now: float) -> list[tuple[str, str]]:
+        """(id, address) of the ended jobs whose webhook is to be called by `now`, the one that waits longest first."""
+        rows = await self._db.rows(
+            "SELECT id, webhook FROM jobs WHERE webhook_at <= ? ORDER BY webhook_at, seq", (now,)
+        )
+        return [(job_id, address) for job_id, address in rows]
 
-    async def next_webhook(self) -> float | None:
-        """The earliest moment at which a webhook is due."""
-        row = await self._db.row("SELECT min(webhook_at) FROM jobs WHERE webhook_at IS NOT NULL")
+    async def next_webhook(self, *, after: float) -> float | None:
+        """The earliest moment later than `after` at which a webhook is due."""
+        row = await self._db.row("SELECT min(webhook_at) FROM jobs WHERE webhook_at > ?", (after,))
         return None if row is None else row[0]
 
     async def webhook_tried(self, job_id: str, *, again_at: float | None) -> None:

@@ -1,7 +1,8 @@
 """Jobs as model servers know them, and the answers that are kept because a server is stopped when others need its GPU.
 
 An id belongs to its model: two models' servers may give the same one, and a server that was started anew may give
-one again, which makes the earlier job forgotten. Decides nothing about jobs. Called by the gateway's `remembered`.
+one again, which makes the earlier job forgotten. So does one of the gateway's jobs that is run again: it is known by
+its last attempt alone. Decides nothing about jobs. Called by the gateway's `remembered`.
 """
 
 from __future__ import annotations
@@ -75,10 +76,17 @@ class RememberedTable:
         self._kept = kept
 
     async def add(self, remembered: Remembered) -> None:
-        """A server has taken a job. One that had this id at this model before is forgotten."""
+        """A server has taken a job. One that had this id at this model before is forgotten.
+
+        So is an earlier attempt at the same one of the gateway's jobs.
+        """
 
         async def work(writer: aiosqlite.Connection) -> builtins.list[str]:
             files = await _forget(writer, remembered.model, remembered.server_id)
+            for model, server_id in await writer.execute_fetchall(
+                "SELECT model, server_id FROM remembered WHERE job_id = ?", (remembered.job_id,)
+            ):
+                files += await _forget(writer, model, server_id)
             await writer.execute_fetchall(_INSERT, values(remembered))
             return files
 

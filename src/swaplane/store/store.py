@@ -68,6 +68,10 @@ class Store:
         """Write what waits, and let go of the folder; calls that come later raise StoreError."""
         await self._database.close()
 
+    async def probe(self) -> None:
+        """Return if a change reaches the disk. Raises StoreError when it does not."""
+        await self.jobs.probe()
+
     async def expire(self, now: float) -> None:
         """Delete what is past its time at `now` (unix seconds), with its files, and files that nobody refers to.
 

@@ -69,6 +69,7 @@ CREATE TABLE remembered (
 ) STRICT;
 
 CREATE INDEX remembered_by_id ON remembered (server_id);
+CREATE INDEX remembered_by_job ON remembered (job_id);
 
 CREATE TABLE kept_answers (
     model TEXT NOT NULL,
@@ -104,3 +105,7 @@ CREATE TABLE batches (
 ) STRICT;
 
 CREATE INDEX batches_open ON batches (open) WHERE open;
+
+-- One row, changed to find out whether changes reach the disk.
+CREATE TABLE probes (count INTEGER NOT NULL) STRICT;
+INSERT INTO probes VALUES (0);
