@@ -15,7 +15,7 @@ test: $(READY)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest tests/core -q -p no:cacheprovider
 	$(BIN)/coverage report
-	$(BIN)/python -m pytest -q --ignore=tests/core $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore=tests/core $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -68,6 +68,11 @@ def both(server: Process, through: Process, repeats: int, **case: Any) -> tuple[
     return direct, gated
 
 
+def _times(more: float, less: float) -> str:
+    """How many times as much; CPU time is counted in ticks, of which a short run may have none."""
+    return f"{more / less:.1f}x" if less else "-"
+
+
 def throughput(many: ModelServer, through: Process, clients: Sequence[int], repeats: int, seconds: float) -> str:
     """The main table."""
     rows = []
@@ -86,7 +91,7 @@ def throughput(many: ModelServer, through: Process, clients: Sequence[int], repe
                     f"{gated.per_second / direct.per_second:.2f}",
                     f"{p50:,.0f} ({gated.us('p50_s') / direct.us('p50_s'):.1f}x)",
                     f"{p99:,.0f} ({gated.us('p99_s') / direct.us('p99_s'):.1f}x)",
-                    f"{gated.cpu_us_per_request:.0f} ({gated.cpu_us_per_request / direct.cpu_us_per_request:.1f}x)",
+                    f"{gated.cpu_us_per_request:.0f} ({_times(gated.cpu_us_per_request, direct.cpu_us_per_request)})",
                     f"{gated.cpu_us_per_chunk:.1f}" if bench else "",
                 ]
             )

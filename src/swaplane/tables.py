@@ -126,7 +126,7 @@ def _state(job: JobJson) -> str:
     if job["state"] == "waiting" and job["reason"]:
         return job["reason"]
     progress = job.get("progress")  # a gateway of an earlier version says nothing of it
-    return job["state"] if progress is None else f"{job['state']} {progress:.0f} %"
+    return job["state"] if progress is None else f"at {progress:.0f} %"
 
 
 def _columns(wanted: list[int], width: int) -> list[int]:

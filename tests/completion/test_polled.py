@@ -370,6 +370,6 @@ def test_only_the_synchronous_video_goes_on_without_its_client() -> None:
 
 def test_a_kept_answer_is_found_under_the_spellings_that_mean_the_same() -> None:
     rule = PRESETS["openai-videos"](60, 60)
-    for same in ("", "?", "?variant=video"):
+    for same in ("", "/", "?", "?variant=video", "/?x=1"):
         assert rule.kept_under(f"/v1/videos/v-1/content{same}") == "/v1/videos/v-1/content"
     assert rule.kept_under("/v1/videos/v-1/content?variant=thumbnail") == "/v1/videos/v-1/content?variant=thumbnail"

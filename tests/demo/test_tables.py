@@ -162,3 +162,14 @@ def test_a_low_terminal_counts_what_it_leaves_out() -> None:
     assert len(lines) <= 24
     assert any("and 21 more waiting" in line for line in lines)
     assert lines[-1].startswith("7f3a-1: behind 1 others")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_running_job_whose_server_tells_shows_how_far_it_is(width: int) -> None:
+    running = [
+        job(id="j1", state="running", position=None, progress=41.6),
+        job(id="j2", state="running", position=None, progress=None),
+    ]
+    first, second = rendered(lane(running=running), width=width).splitlines()[2:4]
+    assert first.split()[-3:] == ["at", "42", "%"]
+    assert second.split()[-1] == "running"

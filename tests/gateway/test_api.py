@@ -407,7 +407,7 @@ async def test_the_queue_shows_who_runs_who_waits_and_why() -> None:
         assert runs.job.id in first["reason"]
         assert set(first) == {
             *("id", "model", "member", "label", "priority", "band", "base", "tier_bonus", "affinity", "aging"),
-            *("score", "waited_s", "aging_s", "position", "state", "reason"),
+            *("score", "waited_s", "aging_s", "position", "state", "reason", "progress"),
         }
         for job in (running, first, second):
             terms = job["base"] + job["tier_bonus"] + job["affinity"] + job["aging"]

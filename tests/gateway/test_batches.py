@@ -100,6 +100,10 @@ def test_a_chat_goes_in_front_of_a_batch_of_40_lines(client: openai.OpenAI, gate
     assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     assert file.expires_at == file.created_at + 30 * 86400
     in_time(lambda: stored_jobs(gateway) == 0, "its lines are not kept beside their output")
+    answer = gateway.request("GET", f"/api/jobs/{job['id']}/result")
+    assert answer.status_code == 404
+    assert "is not kept (any more)" in answer.json()["error"]["message"]
+    assert "it is in the output of its batch" in answer.json()["error"]["message"]
 
 
 def test_lines_of_two_models_go_as_ordinary_requests_do(client: openai.OpenAI, gateway: GatewayProcess) -> None:
@@ -187,12 +191,24 @@ def test_requests_for_a_batch_that_cannot_be(client: openai.OpenAI, gateway: Gat
     other = client.files.create(file=("a.txt", b"{}"), purpose="user_data").id
     with pytest.raises(openai.BadRequestError, match="was uploaded for `user_data`; a batch needs one for `batch`"):
         client.batches.create(input_file_id=other, endpoint=ENDPOINT, completion_window="24h")
+    metadata = (
+        "`metadata`: it must be an object of at most 16 texts,"
+        " with keys of up to 64 and values of up to 512 characters$"
+    )
     for options, words in (
-        ({"endpoint": "/v1/audio/transcriptions"}, "`endpoint`: it must be one of .*/v1/chat/completions"),
+        (
+            {"endpoint": "/v1/chat/completion"},
+            "`/v1/chat/completion` cannot .* did you mean `/v1/chat/completions` or `/v1/completions`\\?$",
+        ),
+        ({"endpoint": "/v1/audio/transcriptions"}, "route that takes JSON, such as `/v1/chat/completions` or"),
+        ({"endpoint": "x"}, "`endpoint`: `x` cannot .* JSON, such as `/v1/chat/completions` or `/v1/responses`"),
         ({"completion_window": "169h"}, "`completion_window`: it must be a number of hours from `1h` to `168h`"),
         ({"completion_window": "1d"}, "`completion_window`"),
-        ({"metadata": {"a": "x" * 513}}, "`metadata.a`"),
-        ({"metadata": {str(n): "" for n in range(17)}}, "`metadata`"),
+        ({"metadata": {"a": "x" * 513}}, metadata),
+        ({"metadata": {"a": 5}}, metadata),
+        ({"metadata": {"a" * 65: ""}}, metadata),
+        ({"metadata": {str(n): "" for n in range(17)}}, metadata),
+        ({"metadata": ["a"]}, metadata),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "`output_expires_after.seconds`"),
     ):
         with pytest.raises(openai.BadRequestError, match=words):

@@ -160,11 +160,11 @@ def test_a_client_that_leaves_during_the_submit_wants_no_graph(renders: Renders)
     ("model", "fault", "outcome", "told"),
     [
         ("comfy", "fail", "upstream_error", "CUDA error"),
-        ("comfy", "restart", "upstream_lost", "the model's server does not know it any more"),
+        ("comfy", "restart", "upstream_lost", "its server does not know the job any more"),
         ("comfy", "crash", "upstream_broken", "the model's server ended while it ran"),
         ("comfy", "deaf:1", "completed", ""),
-        ("nervous", "deaf:600", "upstream_lost", "gave no news of it for too long"),
-        ("hasty", "never", "overdue", "it was not over by the model's deadline"),
+        ("nervous", "deaf:600", "upstream_lost", "its server said nothing of the job for 1 s"),
+        ("hasty", "never", "overdue", "it was not over by its model's deadline of 1 s"),
     ],
 )
 def test_what_goes_wrong_at_the_server(renders: Renders, model: str, fault: str, outcome: str, told: str) -> None:

@@ -127,6 +127,21 @@ def test_a_model_moves_to_another_lane_with_its_waiting_jobs(gateway: GatewayPro
         running.leave()
 
 
+def test_another_folder_for_jobs_is_told_to_wait_for_the_next_start(gateway: GatewayProcess, tmp_path: Path) -> None:
+    def warnings() -> int:
+        return gateway.log.read_text().count("`jobs.path` has changed: it takes effect at the next start")
+
+    with gateway:
+        reload(gateway, entry("mA"))
+        assert warnings() == 0
+        for times in (1, 2):  # it is not in force after the first
+            reload(gateway, entry("mA"), more=f"jobs: {{path: {tmp_path / 'other'}}}\n")
+            assert warnings() == times
+        reload(gateway, entry("mA"))
+        assert warnings() == 2, "it is as it was at the start"
+    assert not (tmp_path / "other").exists()
+
+
 def test_many_reloads_under_load_lose_nothing(gateway: GatewayProcess) -> None:
     with gateway, Scene(gateway) as scene:
         calls = [scene.send(("mA", "mB")[n % 2], f"{n}", stub={"dur": 0.05}) for n in range(30)]

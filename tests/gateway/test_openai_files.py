@@ -58,6 +58,14 @@ def test_an_empty_file_is_one(client: openai.OpenAI) -> None:
     client.files.delete(made.id)
 
 
+def test_a_part_of_a_file_can_be_asked_for(client: openai.OpenAI, gateway: GatewayProcess) -> None:
+    made = client.files.create(file=("a.txt", b"0123456789"), purpose="assistants")
+    for asked, expected in {"bytes=2-3": (206, b"23"), "bytes=3-2": (200, b"0123456789")}.items():
+        answer = gateway.request("GET", f"/v1/files/{made.id}/content", headers={"Range": asked})
+        assert (answer.status_code, answer.content) == expected
+    client.files.delete(made.id)
+
+
 def test_files_are_listed_in_pages(client: openai.OpenAI) -> None:
     ids = [client.files.create(file=(f"{n}.txt", b"x"), purpose="vision").id for n in range(5)]
     other = client.files.create(file=("other.jsonl", b"{}"), purpose="batch").id

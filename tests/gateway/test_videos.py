@@ -130,7 +130,8 @@ def test_a_video_that_nobody_waits_for_is_known_by_its_jobs_id(renders: Renders)
         content = renders.ask("GET", f"{path}/content")
         assert (content.status_code, "it waits for its turn" in message(content)) == (404, True)
     assert renders.ask("DELETE", unwanted).json()["deleted"] is True
-    assert renders.outcome(unwanted.rpartition("/")[2]) == "cancelled_waiting"
+    assert renders.ask("GET", unwanted).status_code == 404
+    assert renders.ask("GET", f"/api/jobs/{unwanted.rpartition('/')[2]}").status_code == 404
     assert renders.ask("DELETE", blocks.path).status_code == 200
 
     in_time(lambda: renders.ask("GET", wanted).json()["status"] == "completed", "it is made")
@@ -170,10 +171,76 @@ def test_a_video_that_is_made_again_after_a_crash_has_not_failed(tmp_path: Path)
 
         def made_again() -> bool:
             told.append(renders.ask("GET", f"{VIDEOS}/{job}").json()["status"])
+            told.extend(video["status"] for video in renders.ask("GET", VIDEOS).json()["data"])
+            assert len(listed(renders, "")[0]) == 1
             return bool(told[-1] == "completed")
 
         in_time(made_again, "it is made")
         assert "failed" not in told
-        assert renders.ask("GET", f"{VIDEOS}/{cut}").json()["status"] == "failed"
-        assert renders.ask("GET", f"{VIDEOS}/{job}").json()["id"] != cut
+        video = renders.ask("GET", f"{VIDEOS}/{job}").json()["id"]
+        assert video != cut
+        assert listed(renders, "limit=100") == ([video], False)
+        assert renders.ask("GET", f"{VIDEOS}/{cut}").status_code == 404
         assert renders.frames(f"{VIDEOS}/{job}/content") == 5
+
+
+@pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_the_list_has_each_once_those_that_wait_and_those_that_are_done(tmp_path: Path, order: Any) -> None:
+    with GatewayProcess(tmp_path, models(video_model("wan", flavour="vllm", extra=EXTRA), stub_model("mA"))) as gateway:
+        renders = Renders(gateway)
+        done = [made(renders, json=SHORT)["id"] for _ in range(5)]
+        blocks = renders.submit("wan", seconds=LONG_S)
+        waiting = [renders.ask("POST", VIDEOS, json=SHORT, headers=ASYNC).json()["id"] for _ in range(25)]
+        oldest = [*done, blocks.id, *waiting]
+        wanted = oldest if order == "asc" else oldest[::-1]
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0) as client:
+            for limit in (1, 4, 7, 25, 26, 31, 100):
+                assert [video.id for video in client.videos.list(limit=limit, order=order)] == wanted, limit
+        assert listed(renders, f"order={order}&after=unknown") == ([], False)
+        assert renders.ask("DELETE", f"{VIDEOS}/{waiting[3]}").status_code == 200
+        assert listed(renders, f"order={order}&after={waiting[3]}") == ([], False)
+        for video in waiting[:3] + waiting[4:]:
+            assert renders.ask("DELETE", f"{VIDEOS}/{video}").status_code == 200
+        assert sorted(listed(renders, "limit=100")[0]) == sorted([*done, blocks.id])
+        assert renders.ask("DELETE", blocks.path).status_code == 200
+        renders.assert_at_rest()
+
+
+def test_a_page_goes_on_after_a_video_that_has_been_taken_meanwhile(renders: Renders) -> None:
+    before = made(renders, json=SHORT)["id"]
+    job = renders.ask("POST", VIDEOS, json=SHORT, headers=ASYNC).json()["id"]
+    in_time(lambda: renders.ask("GET", f"{VIDEOS}/{job}").json()["status"] == "completed", "it is made")
+    after = made(renders, json=SHORT)["id"]
+    assert listed(renders, f"limit=1&after={job}")[0] == [before]
+    assert listed(renders, f"order=asc&after={job}") == ([after], False)
+
+
+@pytest.mark.parametrize(("flavour", "words"), [("vllm", "Field required"), ("sglang", "prompt is required")])
+def test_a_video_that_its_server_refuses_has_failed_in_its_servers_words(
+    tmp_path: Path, flavour: str, words: str
+) -> None:
+    with GatewayProcess(tmp_path, models(video_model("wan", flavour=flavour, extra=EXTRA))) as gateway:
+        renders = Renders(gateway)
+        accepted = renders.ask("POST", VIDEOS, json={"model": "wan", "prompt": ""}, headers=ASYNC)
+        assert accepted.status_code == 202
+        video = f"{VIDEOS}/{accepted.json()['id']}"
+        in_time(lambda: renders.ask("GET", video).json()["status"] == "failed", "it is refused")
+        assert renders.ask("GET", video).json()["error"] == {"code": "refused", "message": words}
+        content = renders.ask("GET", f"{video}/content")
+        assert (content.status_code, words in message(content)) == (404, True)
+        assert renders.ask("DELETE", video).json()["deleted"] is True
+        assert renders.ask("GET", video).status_code == 404
+
+
+@pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
+def test_a_remix_that_nobody_waits_for_is_a_video_from_the_moment_it_is_accepted(renders: Renders) -> None:
+    first = made(renders, json=SHORT)
+    with openai.OpenAI(
+        base_url=f"{renders.gateway.url}/v1", api_key="unused", max_retries=0, default_headers=ASYNC
+    ) as client:
+        remix = client.videos.remix(first["id"], prompt="by day")
+        assert (remix.object, remix.status, remix.model) == ("video", "queued", "wan")
+        done = client.videos.poll(remix.id, poll_interval_ms=50)
+        assert (done.status, done.remixed_from_video_id) == ("completed", first["id"])
+        assert count_frames([client.videos.download_content(remix.id).content]) == 5

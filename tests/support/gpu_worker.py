@@ -13,6 +13,9 @@ A job's `fault` goes wrong on purpose:
     deaf:N          for N seconds from the render's beginning, questions get 503 or a closed connection in turn
     slow_submit:N   the submit is answered after N seconds; the job goes ahead meanwhile
     slow_cancel:N   a cancelled render holds the GPU for N more seconds
+    no_id           the submit is answered with 200, but without the job's id (videos only)
+    content_503:N   what it made is refused N times with 503 (videos only)
+    content_hang    what it made is never given out, and never refused (videos only)
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ from typing import Any, Literal, NoReturn
 
 from tests.support.gpu_journal import BEAT_S, Journal
 
-FAULTS = {"fail", "never", "forget", "restart", "crash"}
-TIMED_FAULTS = {"deaf", "slow_submit", "slow_cancel"}
+FAULTS = {"fail", "never", "forget", "restart", "crash", "no_id", "content_hang"}
+TIMED_FAULTS = {"deaf", "slow_submit", "slow_cancel", "content_503"}
 WIDTH, HEIGHT, FPS = 64, 48, 24
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -58,6 +59,11 @@ class VideoHandler(Handler):
             self.answer_json(*flavour.retrieve(job))
         elif job.state != "done":
             self.answer_json(*flavour.no_content(job))
+        elif job.fault == "content_hang":
+            threading.Event().wait()
+        elif job.fault == "content_503" and job.fault_s > 0:
+            job.fault_s -= 1
+            self.answer_json(*flavour.error(503, "busy"))
         else:
             disposition = {"Content-Disposition": f'attachment; filename="{job.id}.mp4"'}
             self.answer(200, job.product, "video/mp4", disposition)
@@ -132,6 +138,8 @@ class VideoHandler(Handler):
         self.server.gpu.submit(job)
         if job.fault == "slow_submit":
             time.sleep(job.fault_s)
+        if job.fault == "no_id":
+            del queued["id"]
         self.answer_json(200, queued)
 
     def _create_and_wait(self, fields: dict[str, Any]) -> None:

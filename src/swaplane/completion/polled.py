@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swaplane.completion.paths import Route
+from swaplane.completion.paths import Route, normal
 from swaplane.completion.rule import DEFAULT_DEADLINE_S, DEFAULT_PATIENCE_S, Answer, Call, Report, Stage
 from swaplane.completion.tree import (
     at,
@@ -42,7 +42,8 @@ class Polled:
     cancel: Route | None = None
     freeing_ids: tuple[str, ...] = ("",)  #: how the ids begin of jobs whose cancel frees the GPU
     result: Route | None = None
-    plain_queries: tuple[str, ...] = ("",)  #: queries that ask for what is had without one
+    other_by: str = ""  #: how a part of a query begins that asks for something else than is kept; empty: none does
+    same_as_none: tuple[str, ...] = ()  #: such parts that ask for what is kept all the same
     heedless: tuple[Route, ...] = ()  #: whose response is the job, which goes on when the client leaves
     deadline_s: float = DEFAULT_DEADLINE_S
     patience_s: float = DEFAULT_PATIENCE_S
@@ -111,7 +112,8 @@ class Polled:
     def kept_under(self, target: str) -> str:
         """See `Completion.kept_under`."""
         path, _, query = target.partition("?")
-        return path if query in self.plain_queries else target
+        others = [part for part in query.split("&") if self.other_by and part.startswith(self.other_by)]
+        return normal(path) if set(others) <= set(self.same_as_none) else target
 
     def keeps(self, server_id: str, answers: Sequence[Answer]) -> tuple[str, ...]:
         """See `Completion.keeps`."""

@@ -97,5 +97,5 @@ def for_people(value: object) -> str:
 
 def fault(tree: object) -> str:
     """Why something failed, from where servers usually say it; empty when it is not found."""
-    places = ("error.message", "error", "message", "detail")
+    places = ("error.message", "error", "message", "detail", "detail.0.msg")
     return next((found for place in places if (found := for_people(at(tree, place)))), "")

@@ -145,9 +145,11 @@ class Gateway:
         found = await self._videos.find(video_id)
         if isinstance(found, StoredJob):
             if wire.method == b"DELETE" and not rest:
-                await (self._detached.delete if found.state == "ended" else self._detached.cancel)(found.id)
+                if found.state != "ended":
+                    await self._detached.cancel(found.id)
+                await self._detached.delete(found.id)
                 return deleted(found.id)
-            return videos.about_waiting(found, scope["method"], rest)
+            return await self._videos.about_waiting(found, scope["method"], rest)
         model, server_id = found
         _, mark, query = wire.target.partition(b"?")
         target = f"{videos.PATH}/{quote(server_id, safe='')}{rest}".encode("latin-1", "replace") + mark + query

@@ -112,7 +112,7 @@ class _Faulty(Exception):  # noqa: N818 (never leaves this module)
 
 
 async def _line(number: int, raw: bytes, endpoint: str, settings: Settings) -> Line:
-    values = _members(raw)
+    values = _members(number, raw)
     custom_id = _text(values, "custom_id")
     if not 0 < len(custom_id) <= _ID_CHARS:
         raise _Faulty("invalid_custom_id", f"`custom_id` must have 1 to {_ID_CHARS} characters", "custom_id")
@@ -129,16 +129,20 @@ async def _line(number: int, raw: bytes, endpoint: str, settings: Settings) -> L
     return Line(number=number, custom_id=custom_id, model=model, body=sent)
 
 
-def _members(raw: bytes) -> dict[str, bytes]:
+def _members(number: int, raw: bytes) -> dict[str, bytes]:
+    try:
+        text = raw.decode() if len(raw) <= _PARSED_BYTES else None
+    except UnicodeDecodeError as error:
+        raise _Faulty("invalid_json_line", f"line {number} is not UTF-8 text") from error
     members, fault = scan_object(raw, _MEMBERS)
     if fault is not None:
         raise _Faulty("invalid_json_line", f"the line is not JSON: {fault.what} at byte {fault.at}")
     if not raw.startswith(b"{"):
         raise _Faulty("invalid_json_line", "the line must be a JSON object")
-    if len(raw) <= _PARSED_BYTES:
+    if text is not None:
         try:
             # Digits stay text: turning a long number into an int can fail for reasons that are not JSON's.
-            json.loads(raw.decode(), parse_int=str, parse_float=str)
+            json.loads(text, parse_int=str, parse_float=str)
         except ValueError as error:
             raise _Faulty("invalid_json_line", f"the line is not JSON: {error}") from error
         except RecursionError:  # nested more deeply than that module can follow, which is no fault

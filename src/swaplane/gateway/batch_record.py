@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from swaplane.config.problems import nearest
 from swaplane.gateway.errors import RequestRefused
 from swaplane.gateway.openai_files import KEPT_S, SHORTEST_S, new_file_id
 from swaplane.gateway.routes import ROUTES
@@ -24,6 +25,12 @@ OVER: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelle
 _LONGEST_H = 168
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 _ENDPOINTS = [path for path, routes in ROUTES.items() if "POST" in routes and routes["POST"].kind == "json"]
+_USUAL = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings")
+_PAIRS, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512  # of a batch's metadata
+_METADATA = (
+    f"it must be an object of at most {_PAIRS} texts, with keys of up to {_KEY_CHARS}"
+    f" and values of up to {_VALUE_CHARS} characters"
+)
 
 
 class BadBatch(RequestRefused):
@@ -43,19 +50,33 @@ class NewBatch(BaseModel):
     input_file_id: str
     endpoint: str
     completion_window: str
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-        ]
-        | None
-    ) = None
+    metadata: dict[str, str] | None = None
     output_expires_after: OutputExpiresAfter | None = None
 
     @field_validator("endpoint")
     @classmethod
     def _is_route(cls, value: str) -> str:
         if value not in _ENDPOINTS:
-            raise ValueError("it must be one of " + ", ".join(sorted(_ENDPOINTS)))
+            mistyped = value if value not in ROUTES else ""  # a route of another kind is none
+            close = nearest(mistyped[:100], [path for path in _ENDPOINTS if path.startswith("/v1/")], n=2)
+            paths = " or ".join(f"`{path}`" for path in close or _USUAL)
+            meant = f"did you mean {paths}?" if close else f"it must be a route that takes JSON, such as {paths}"
+            raise ValueError(f"`{value[:100]}` cannot be run in a batch; {meant}")
+        return value
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _is_metadata(cls, value: object) -> object:
+        fits = value is None or (
+            isinstance(value, dict)
+            and len(value) <= _PAIRS
+            and all(
+                isinstance(text, str) and len(text) <= _VALUE_CHARS and len(key) <= _KEY_CHARS
+                for key, text in value.items()
+            )
+        )
+        if not fits:
+            raise ValueError(_METADATA)
         return value
 
     @field_validator("completion_window")

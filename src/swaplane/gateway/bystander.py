@@ -7,12 +7,10 @@ and `videos` for what the model's `Completion` calls a bystander.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from http import HTTPStatus
 
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from swaplane.completion.paths import normal
@@ -22,9 +20,9 @@ from swaplane.gateway.errors import ModelNotLoaded, RequestRefused
 from swaplane.gateway.following import Following, pass_on
 from swaplane.gateway.passage import Errand, Passage
 from swaplane.gateway.remembered import RememberedJobs
+from swaplane.gateway.replies import recorded
 from swaplane.gateway.wire import Wire
 from swaplane.runtime import Runtime
-from swaplane.store.remembered import KeptAnswer
 
 
 class NotKept(RequestRefused):
@@ -62,7 +60,7 @@ class Bystanders:
             following = self._remembered.live(server_id, model)
         if following is None and method in ("GET", "HEAD"):
             kept = await self._remembered.kept(model, rule.kept_under(errand.target.decode("latin-1")))
-            if kept is not None and (answer := await kept_response(kept)) is not None:
+            if kept is not None and (answer := await recorded(kept.path, kept.status, kept.headers)) is not None:
                 await answer(scope, receive, send)
                 return
         known = following is None and server_id and await self._remembered.get(server_id, model) is not None
@@ -136,17 +134,3 @@ def deleted(server_id: str) -> Response:
     """What OpenAI's API says of a video that is deleted."""
     body = {"id": server_id, "object": "video.deleted", "deleted": True}
     return Response(json.dumps(body), media_type="application/json")
-
-
-async def kept_response(kept: KeptAnswer) -> Response | None:
-    """A kept answer, whole or the range that is asked for; None when it has just been deleted."""
-    try:
-        stat = await asyncio.to_thread(os.stat, kept.path)
-    except FileNotFoundError:
-        return None
-    response = FileResponse(kept.path, kept.status)
-    headers = [(name.lower(), value) for name, value in kept.headers if name.lower() != b"accept-ranges"]
-    response.raw_headers[:] = [*headers, (b"accept-ranges", b"bytes")]  # in place: `headers` is a view of it
-    response.set_stat_headers(stat)
-    response.stat_result = stat
-    return response

@@ -6,14 +6,16 @@ jobs is nobody's business here. Made by `passage` for each such job, whose place
 
 The rules, by what happens:
 
-- done, or failed: the job ends so; what the client will want of it is fetched before the place is given on.
+- done: what the client will want of it is fetched before the place is given on, for as long as the rule's patience;
+  the job is completed, or upstream_lost where the server does not give what it made.
+- failed: upstream_error.
 - the server forgets the id: it ends as upstream_lost. Where forgetting does not free the GPU, the server is stopped.
 - polls fail or say nothing for the rule's patience: the server is stopped, upstream_lost.
 - it is not over by the rule's deadline: the server is stopped, overdue.
 - the server dies: upstream_broken.
 - somebody cancels it: the server is asked to stop it and polled until it has; one that cannot, or does not within
   `CANCEL_PATIENCE_S`, is stopped.
-- the submit gets no whole answer, so that nobody knows whether the job began: the server is stopped.
+- the submit gets no whole answer, or one without an id, so that nobody knows what began: the server is stopped.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import structlog
@@ -62,6 +65,7 @@ class Following:
         self.rule = rule
         self.server_id = ""  #: what the server calls the job, once it has taken it
         self.last = b""  #: JSON: what the server last said of the job
+        self.why = ""  #: for people: why it ended, where the gateway ended it
         self.over = asyncio.Event()  #: set when the job has ended and what is kept of it is there
         self._runtime = runtime
         self._remembered = remembered
@@ -90,21 +94,29 @@ class Following:
                 fetch(self._pool, client.method.decode(), target, headers=readable, body=body)
             )
         except (UpstreamError, TimeoutError, OSError) as error:
-            return await self._never_answered(client, str(error), extra)
-        finally:
-            client.on_departure(None)
+            return await self._never_taken(client, str(error), extra)
         said = Answer(status=answer.status, body=answer.body)
         self.server_id = self.rule.id_of(said) or ""
+        if not self.server_id and answer.status < HTTPStatus.BAD_REQUEST:
+            why = (
+                f"the model's server answered {answer.status} to a request that starts a job, but told no id of the job"
+            )
+            self.cut(Outcome.UPSTREAM_LOST)
+            return await self._never_taken(client, why, extra)
         if not self.server_id:
+            client.on_departure(None)
             pass_on(client, answer, extra)
-            return Outcome.UPSTREAM_ERROR if answer.status >= 500 else Outcome.COMPLETED
+            return Outcome.UPSTREAM_ERROR if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else Outcome.COMPLETED
         self.last = answer.body
         self.ticket.server_id = self.server_id
         await self._remembered.add(self)  # before the client can ask for it
         try:
+            client.on_departure(None)
             pass_on(client, answer, extra)
             outcome = await self._until_over(sent_at)
-            await self._remembered.over(self, outcome, self._pool, self._kept())
+            if outcome is Outcome.COMPLETED:
+                outcome = await self._fetched()
+            await self._remembered.over(self, outcome)
         finally:
             self._remembered.drop(self)
             self.over.set()
@@ -114,7 +126,7 @@ class Following:
         """End the job as `outcome`; the first wish counts, and none once the server has said how it ended."""
         if self._ending is None:
             self._ending = outcome
-            self._woken.set()
+        self._woken.set()
 
     async def look(self) -> tuple[Report, Sequence[Answer]]:
         """Ask the server now; what it says counts for the job as the regular polls do. Raises UpstreamError."""
@@ -130,15 +142,15 @@ class Following:
             if report is not None:
                 break
         report = report or Report(stage=Stage.UNCLEAR)
-        if report.stage is Stage.UNCLEAR:
-            self.ticket.tell(progress=None, news=f"no news: {report.detail}")
-        else:
+        if report.stage is not Stage.UNCLEAR:
             self._heard_at = time.monotonic()
-            self.ticket.tell(progress=report.progress, news=report.detail)
+        if self._final is None:  # else its end is told already
+            news = f"no news: {report.detail}" if report.stage is Stage.UNCLEAR else report.detail
+            self.ticket.tell(progress=report.progress, news=news)
         if report.stage in (Stage.RUNNING, Stage.DONE, Stage.FAILED) and len(answers[-1].body) <= _SHORT_BYTES:
             self.last = answers[-1].body
-        if report.stage in (Stage.DONE, Stage.FAILED, Stage.GONE):
-            self._final = self._final or (report, answers)
+        if report.stage in (Stage.DONE, Stage.FAILED, Stage.GONE) and self._final is None:
+            self._final = (report, answers)
             self._woken.set()
         return report, answers
 
@@ -166,8 +178,9 @@ class Following:
         finally:
             task.cancel()
 
-    async def _never_answered(self, client: ClientSide, why: str, extra: RawHeaders) -> Outcome:
+    async def _never_taken(self, client: ClientSide, why: str, extra: RawHeaders) -> Outcome:
         """Nobody knows whether the job has begun: only the server's end makes sure that it does not go on."""
+        client.on_departure(None)
         await self._runtime.assured(self.ticket.job.model)
         outcome = self._ending or Outcome.UPSTREAM_BROKEN
         if not client.departed:
@@ -176,7 +189,7 @@ class Following:
         if outcome is Outcome.UNLOADED_RUNNING:
             await self._runtime.gone(self.ticket.job.model)
         elif outcome is not Outcome.STOPPED_RUNNING:
-            await self._stop_server("its submit was not answered")
+            await self._stop_server(why)
         return outcome
 
     # The job.
@@ -197,10 +210,13 @@ class Following:
                 return await self._ended_from_outside(self._ending)
             now = time.monotonic()
             if now - sent_at > self.rule.deadline_s:
-                await self._stop_server(f"its job is not over after {self.rule.deadline_s:g} s")
+                self.why = f"it was not over by its model's deadline of {self.rule.deadline_s:g} s"
+                await self._stop_server(self.why)
                 return Outcome.OVERDUE
             if now - self._heard_at > self.rule.patience_s:
-                await self._stop_server(f"it has said nothing of its job for {self.rule.patience_s:g} s")
+                news = f" ({self.ticket.news})" if self.ticket.news else ""
+                self.why = f"its server said nothing of the job for {self.rule.patience_s:g} s{news}"
+                await self._stop_server(self.why)
                 return Outcome.UPSTREAM_LOST
 
     async def _polled(self) -> bool:
@@ -228,16 +244,41 @@ class Following:
             woken.cancel()
 
     async def _ended_there(self, stage: Stage) -> Outcome:
-        if stage is Stage.GONE and not self.rule.frees_on_cancel(self.server_id):
-            await self._stop_server("it does not know its job any more, which may still occupy it")
+        if stage is Stage.GONE:
+            self.why = "its server does not know the job any more"
+            if not self.rule.frees_on_cancel(self.server_id):
+                await self._stop_server(f"{self.why}, which may still occupy it")
         return _OUTCOMES[stage]
+
+    async def _fetched(self) -> Outcome:
+        """Keep what the job made, unless somebody ends it meanwhile."""
+        assert self._final is not None  # noqa: S101 - its server has said that it is done
+        targets = self.rule.keeps(self.server_id, self._final[1])
+        if self._ending is None:  # else somebody has ended it in the same moment
+            self._woken.clear()
+        self.ticket.tell(progress=None, news="done; its result is fetched")
+        fetching = asyncio.ensure_future(
+            self._remembered.fetch(self, self._pool, targets, patience_s=self.rule.patience_s)
+        )
+        try:
+            await self._unless_woken(fetching, timeout_s=None)
+            if fetching.done():
+                missing = fetching.result()
+                self.why = f"it was done, but {missing}" if missing else ""
+                return Outcome.UPSTREAM_LOST if missing else Outcome.COMPLETED
+        finally:
+            fetching.cancel()
+        outcome = self._ending or Outcome.UPSTREAM_BROKEN
+        if outcome is Outcome.UNLOADED_RUNNING:
+            await self._runtime.gone(self.ticket.job.model)
+        return outcome
 
     async def _ended_from_outside(self, outcome: Outcome) -> Outcome:
         model = self.ticket.job.model
         if outcome is Outcome.UNLOADED_RUNNING:
             await self._runtime.gone(model)
         elif outcome not in _WITH_ITS_SERVER and not await self._let_go():
-            await self._stop_server("it does not let go of a cancelled job")
+            await self._stop_server("it was cancelled, and its server did not let go of it")
         return outcome
 
     async def _let_go(self) -> bool:
@@ -268,12 +309,6 @@ class Following:
             await self._runtime.unload(model, StopCause.STUCK)
         else:
             await self._runtime.gone(model)
-
-    def _kept(self) -> tuple[str, ...]:
-        """What is fetched of a job that is done."""
-        if self._final is None or self._final[0].stage is not Stage.DONE:
-            return ()
-        return self.rule.keeps(self.server_id, self._final[1])
 
 
 _OUTCOMES = {

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from swaplane.completion.tree import fault
 from swaplane.core.outcomes import Outcome
 from swaplane.store import StoredJob
 
@@ -56,6 +57,8 @@ def failure_words(job: StoredJob, answer: Path) -> str:
         for words in (error.get("message") if isinstance(error, dict) else error, value.get("message")):
             if isinstance(words, str) and words:
                 return words
+        if words := fault(value):  # as the servers of FastAPI say it
+            return words
     if is_whole(job):
         return f"the model's server answered with status {job.status}"
     return f"the job ended as {job.outcome}"

@@ -13,9 +13,7 @@ An answer whose time is over is deleted with its job, so both are as unknown (40
 
 from __future__ import annotations
 
-import asyncio
 import math
-import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -23,15 +21,15 @@ from http import HTTPStatus
 from itertools import islice
 
 from fastapi import Request, Response
-from fastapi.responses import FileResponse
 
 from swaplane.core.explain import UNKNOWN_RUN_S, forecast, job_view
+from swaplane.core.state import Grant
 from swaplane.gateway.answers import send_answer
 from swaplane.gateway.client_side import ClientSide
 from swaplane.gateway.detached import DetachedJobs
 from swaplane.gateway.errors import RawHeaders, error_response, go_json
 from swaplane.gateway.queue_view import ended_json, job_json
-from swaplane.gateway.replies import NotNow, Unknown, json_reply
+from swaplane.gateway.replies import NotNow, Unknown, json_reply, recorded
 from swaplane.gateway.stored_errand import job_headers
 from swaplane.gateway.videos import is_video, waiting_video
 from swaplane.runtime import Runtime
@@ -77,9 +75,10 @@ def accepted(wire: ClientSide, stored: StoredJob, runtime: Runtime) -> None:
 def retry_after_s(runtime: Runtime, stored: StoredJob) -> int:
     """Seconds after which asking for a stored job again makes sense, between 1 and 60.
 
-    The jobs that would be dispatched before it, each as long as its model's jobs have taken so far.
+    The jobs that would be dispatched before it, each as long as its model's jobs have taken so far; one that runs
+    already for longer than that, as long as it has run.
     """
-    dispatcher = runtime.dispatcher
+    dispatcher, now = runtime.dispatcher, time.monotonic()
     if stored.state == "ended":
         return 1
 
@@ -87,14 +86,20 @@ def retry_after_s(runtime: Runtime, stored: StoredJob) -> int:
         state = dispatcher.models.get(model)
         return UNKNOWN_RUN_S if state is None or state.run_s is None else state.run_s
 
-    total_s = run_s(stored.model)
+    def place_s(grant: Grant) -> float:
+        return max(run_s(grant.job.model), 0.0 if grant.sent_at is None else now - grant.sent_at)
+
+    own = dispatcher.grant(stored.id)
+    total_s = run_s(stored.model) if own is None else place_s(own)
     if stored.id in dispatcher.queue:
         lane = dispatcher.lanes[dispatcher.queue.lane_of(stored.id)]
-        total_s += sum(run_s(grant.job.model) for grant in dispatcher.grants() if grant.lane == lane.plan.name)
-        for job in islice(forecast(dispatcher, lane, time.monotonic()), POSITIONS_COUNTED):
+        total_s += sum(place_s(grant) for grant in dispatcher.grants() if grant.lane == lane.plan.name)
+        for job in islice(forecast(dispatcher, lane, now), POSITIONS_COUNTED):
             if job.id == stored.id or total_s >= LONGEST_RETRY_S:
                 break
             total_s += run_s(job.model)
+        else:  # it stands further back
+            return LONGEST_RETRY_S
     return min(max(math.ceil(total_s), 1), LONGEST_RETRY_S)
 
 
@@ -183,25 +188,21 @@ class JobsApi:
         """The answer to a detached job's request, as its model gave it: status, headers and body."""
         stored = await self._detached.get(job_id)
         if stored is None:
-            if job_id in self._runtime.recent or self._runtime.ticket(job_id) is not None:
+            if self._runtime.ticket(job_id) is not None:
                 raise Unknown(f"job `{job_id}` is not a detached one: its answer goes to the client that sent it")
+            if job_id in self._runtime.recent:
+                raise _not_kept(job_id)
             raise _unknown(job_id)
         if stored.state != "ended":
             return self._not_yet(request, stored)
         if stored.status is None:
             return _raw(*self._no_answer(request, stored))
-        headers = [(name.lower(), value) for name, value in stored.answer_headers or ()]
+        headers = stored.answer_headers or []
         if not stored.answer_bytes:
-            return _raw(stored.status, headers, b"")
-        path = self._jobs.answer_path(job_id)
-        try:
-            stat = await asyncio.to_thread(os.stat, path)
-        except FileNotFoundError:  # deleted since it was looked up
-            raise _unknown(job_id) from None
-        answer = FileResponse(path, stored.status)
-        answer.raw_headers[:] = [*headers, (b"accept-ranges", b"bytes")]  # in place: `headers` is a view of it
-        answer.set_stat_headers(stat)
-        answer.stat_result = stat
+            return _bare(stored.status, headers)
+        answer = await recorded(self._jobs.answer_path(job_id), stored.status, headers)
+        if answer is None:  # deleted since it was looked up
+            raise _unknown(job_id)
         return answer
 
     def _not_yet(self, request: Request, stored: StoredJob) -> Response:
@@ -230,5 +231,15 @@ def _raw(status: int, headers: RawHeaders, body: bytes) -> Response:
     return answer
 
 
+def _bare(status: int, headers: RawHeaders) -> Response:
+    """A recorded answer without a body; a 304 may name the length of one all the same, which cannot be sent."""
+    return _raw(status, [each for each in headers if each[0].lower() != b"content-length" or each[1] == b"0"], b"")
+
+
 def _unknown(job_id: str) -> Unknown:
-    return Unknown(f"no job `{job_id[:100]}` is known: it never arrived here, or it ended long ago")
+    return Unknown(f"no job `{job_id[:100]}` is known: it never arrived here, was deleted, or ended long ago")
+
+
+def _not_kept(job_id: str) -> Unknown:
+    why = "it is not a detached one, its time is over, or it is in the output of its batch"
+    return Unknown(f"the answer of job `{job_id[:100]}` is not kept (any more): {why}")

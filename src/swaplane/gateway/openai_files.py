@@ -14,13 +14,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
-from fastapi.responses import FileResponse
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from swaplane.gateway.errors import BodyNotStored, RequestRefused
-from swaplane.gateway.replies import Unknown, json_reply
+from swaplane.gateway.replies import FileReply, Unknown, json_reply
 from swaplane.store import StoreError
 from swaplane.store.files import FileTable, StoredFile
 
@@ -108,7 +107,7 @@ class OpenAIFiles:
     async def content(self, file_id: str) -> Response:
         """The file itself."""
         file = await self._found(file_id)
-        return FileResponse(
+        return FileReply(
             self._files.path(file.id),
             media_type="application/octet-stream",
             filename=file.filename,

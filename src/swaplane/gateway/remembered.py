@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http import HTTPStatus
@@ -27,7 +28,8 @@ from swaplane.store.remembered import KeptAnswer, Remembered, RememberedTable
 
 _log = structlog.get_logger("swaplane.remembered")
 
-FETCH_TIMEOUT_S = 600.0  # for one answer that is kept; the place is held meanwhile
+FETCH_AGAIN_S = 0.5  # between two tries to fetch a result
+UNSTORED_REMEMBERED = 1000  # jobs that the disk did not take
 
 if TYPE_CHECKING:
     from swaplane.gateway.following import Following
@@ -40,6 +42,7 @@ class RememberedJobs:
         self._table = table
         self._keep_s = keep_s
         self._live: dict[tuple[str, str], Following] = {}
+        self._unstored: OrderedDict[tuple[str, str], Remembered] = OrderedDict()  # the disk did not take them
 
     def __repr__(self) -> str:
         return f"<RememberedJobs {len(self._live)} at their servers>"
@@ -66,32 +69,26 @@ class RememberedJobs:
         try:
             await self._table.add(taken)
         except StoreError as error:
-            _log.error("a job is not remembered", model=job.model, id=following.server_id, error=str(error))
+            _log.error("a job is remembered in memory only", model=job.model, id=following.server_id, error=str(error))
+            self._unstored[job.model, following.server_id] = taken
+            if len(self._unstored) > UNSTORED_REMEMBERED:
+                self._unstored.popitem(last=False)
 
-    async def over(
-        self,
-        following: Following,
-        outcome: Outcome,
-        pool: UpstreamPool,
-        targets: Sequence[str],
-    ) -> None:
-        """A job has ended: fetch `targets` from its server, and keep how it ended."""
+    async def over(self, following: Following, outcome: Outcome) -> None:
+        """A job has ended: keep how."""
         model, server_id = following.ticket.job.model, following.server_id
+        last = following.last
+        if outcome not in (Outcome.COMPLETED, Outcome.UPSTREAM_ERROR):
+            last = following.rule.epitaph(server_id, last, following.why or _TOLD[outcome]) or last
         try:
-            await self._keep(following, outcome, pool, targets)
+            try:
+                if outcome is not Outcome.COMPLETED:
+                    await self._store_late(model, server_id)
+                    await self._keep_end(following.rule, model, server_id, last)
+            finally:
+                await self._end(model, server_id, outcome, last)
         except StoreError as error:
             _log.error("what is known of a job is not kept", model=model, id=server_id, error=str(error))
-
-    async def _keep(self, following: Following, outcome: Outcome, pool: UpstreamPool, targets: Sequence[str]) -> None:
-        model, server_id = following.ticket.job.model, following.server_id
-        for target in targets:
-            await self._fetch(model, server_id, pool, target)
-        last = following.last
-        if outcome is not Outcome.COMPLETED:
-            if outcome is not Outcome.UPSTREAM_ERROR:
-                last = following.rule.epitaph(server_id, last, _TOLD[outcome]) or last
-            await self._keep_end(following.rule, model, server_id, last)
-        await self._end(model, server_id, outcome, last)
 
     def drop(self, following: Following) -> None:
         """It does not run any more."""
@@ -100,11 +97,18 @@ class RememberedJobs:
     async def get(self, server_id: str, model: str | None = None) -> Remembered | None:
         """What is known of the job of this id; of several the newest."""
         found = await self._table.get(server_id, model)
-        return None if found is None else self._newest(found)
+        if found is None:
+            ids = ((of, known) for of, known in self._unstored if known == server_id and model in (None, of))
+            found = next((self._unstored[each] for each in ids), None)
+        if found is None or (found.expires_at is not None and found.expires_at <= time.time()):
+            return None
+        return self._newest(found)
 
     async def of_job(self, job_id: str) -> Remembered | None:
         """What is known at its server of one of the gateway's jobs."""
         found = await self._table.of_job(job_id)
+        if found is None:
+            found = next((each for each in self._unstored.values() if each.job_id == job_id), None)
         return None if found is None else self._newest(found)
 
     async def page(
@@ -139,20 +143,43 @@ class RememberedJobs:
 
     # Keeping.
 
-    async def _fetch(self, model: str, server_id: str, pool: UpstreamPool, target: str) -> None:
+    async def fetch(
+        self, following: Following, pool: UpstreamPool, targets: Sequence[str], *, patience_s: float
+    ) -> str:
+        """Fetch what a job that is done has made; what is missing, for people: empty when nothing is.
+
+        A server that is busy or breaks off is asked again for `patience_s`; what it refuses is not missed.
+        """
+        model, server_id = following.ticket.job.model, following.server_id
+        trouble = ""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._store_late(model, server_id)
+                for target in targets:
+                    while trouble := await self._fetch(following.rule, model, server_id, pool, target):
+                        _log.warning("a result is fetched again", model=model, id=server_id, error=trouble)
+                        await asyncio.sleep(FETCH_AGAIN_S)
+        except TimeoutError:
+            return f"its result could not be fetched in {patience_s:g} s" + (f": {trouble}" if trouble else "")
+        except (StoreError, OSError) as error:
+            _log.error("a result could not be kept", model=model, id=server_id, error=str(error))
+            return f"its result could not be kept: {error}"
+        return ""
+
+    async def _fetch(self, rule: Completion, model: str, server_id: str, pool: UpstreamPool, target: str) -> str:
+        """One try; what went wrong, if another one makes sense. Raises StoreError and OSError."""
         path = self._table.new_path()
         try:
-            async with asyncio.timeout(FETCH_TIMEOUT_S):
-                answer = await fetch_into(pool, target.encode(), path)
-        except (UpstreamError, TimeoutError, OSError) as error:
-            _log.warning("an answer could not be kept", model=model, id=server_id, target=target, error=str(error))
-            return
+            answer = await fetch_into(pool, target.encode(), path)
+        except UpstreamError as error:
+            return str(error)
         if answer.status != HTTPStatus.OK:
-            path.unlink(missing_ok=True)
-            _log.warning(
-                "an answer is not worth keeping", model=model, id=server_id, target=target, status=answer.status
-            )
-            return
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+            told = f"GET {target} was answered with {answer.status}"
+            if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                return told
+            _log.warning("a result is not kept", model=model, id=server_id, why=told)
+            return ""
         passed, _ = downstream_headers(answer.headers)
         headers = [header for header in passed if header[0].lower() != b"content-length"]
         kept = KeptAnswer(
@@ -162,7 +189,15 @@ class RememberedJobs:
             path=path,
             bytes=answer.length,
         )
-        await self._table.keep(model, server_id, target, kept)
+        await self._table.keep(model, server_id, rule.kept_under(target), kept)
+        return ""
+
+    async def _store_late(self, model: str, server_id: str) -> None:
+        """Store a job that the disk did not take when it began: nothing is kept of one that is not stored."""
+        unstored = self._unstored.get((model, server_id))
+        if unstored is not None:
+            await self._table.add(unstored)
+            self._unstored.pop((model, server_id), None)
 
     async def _keep_end(self, rule: Completion, model: str, server_id: str, told: bytes) -> None:
         """Keep how a job ended as the answer to a look at its state."""
@@ -174,15 +209,18 @@ class RememberedJobs:
             _log.warning("an answer could not be kept", model=model, id=server_id, error=str(error))
             return
         kept = KeptAnswer(status=HTTPStatus.OK, reason="OK", headers=headers, path=path, bytes=len(told))
-        await self._table.keep(model, server_id, rule.polls(server_id)[-1].path, kept)
+        await self._table.keep(model, server_id, rule.kept_under(rule.polls(server_id)[-1].path), kept)
 
     async def _end(self, model: str, server_id: str, outcome: Outcome, last: bytes) -> None:
         now = time.time()
-        found = await self._table.get(server_id, model)
-        if found is not None:
-            stage = "done" if outcome is Outcome.COMPLETED else "failed"
-            ended = replace(found, stage=stage, last=last, ended_at=now, expires_at=now + self._keep_s())
-            await self._table.update(ended)
+        stage = "done" if outcome is Outcome.COMPLETED else "failed"
+        known = self._unstored.get((model, server_id)) or await self._table.get(server_id, model)
+        if known is not None:
+            ended = replace(known, stage=stage, last=last, ended_at=now, expires_at=now + self._keep_s())
+            if (model, server_id) in self._unstored:
+                self._unstored[model, server_id] = ended
+            else:
+                await self._table.update(ended)
 
 
 _TOLD = {

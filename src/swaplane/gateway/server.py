@@ -134,13 +134,14 @@ def _stop(server: uvicorn.Server, runtime: Runtime, number: int) -> None:
 
 async def _reload_on(hang_up: asyncio.Event, runtime: Runtime) -> None:
     """Read the configuration again at each signal; one that comes meanwhile counts for once more."""
+    jobs_path = runtime.settings.jobs.path  # the folder is opened by now, and stays
     while True:
         await hang_up.wait()
         hang_up.clear()
-        await _reload(runtime)
+        await _reload(runtime, jobs_path)
 
 
-async def _reload(runtime: Runtime) -> None:
+async def _reload(runtime: Runtime, jobs_path: str | None) -> None:
     path = runtime.settings.path
     try:
         # A long file takes seconds to read, in which requests go on.
@@ -153,6 +154,8 @@ async def _reload(runtime: Runtime) -> None:
         return
     for warning in settings.warnings:
         log.warning(warning)
+    if settings.jobs.path != jobs_path:
+        log.warning("`jobs.path` has changed: it takes effect at the next start", in_use=jobs_path)
     runtime.reload(settings)
     log.info("configuration reloaded", models=len(settings.models))
 

@@ -7,16 +7,22 @@ and loads nothing (`bystander`), except a remix, which is a job. A video that wa
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import json
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from starlette.responses import Response
 
+from swaplane.completion.presets import PRESETS
+from swaplane.completion.rule import DEFAULT_DEADLINE_S, DEFAULT_PATIENCE_S
 from swaplane.config.settings import ModelSettings
 from swaplane.core.outcomes import Outcome
 from swaplane.gateway.errors import NoModel, RequestRefused, UnknownModel
+from swaplane.gateway.job_answers import failure_words
 from swaplane.gateway.remembered import RememberedJobs
 from swaplane.runtime import Runtime
 from swaplane.store.jobs import JobTable, StoredJob
@@ -26,6 +32,7 @@ PATH = "/v1/videos"
 PREFIX = PATH + "/"
 KIND = "openai-videos"  #: the completion of the models that are meant
 _PAGE, _LONGEST_PAGE = 20, 100  # videos in one answer
+_RULE = PRESETS[KIND](DEFAULT_DEADLINE_S, DEFAULT_PATIENCE_S)  # for what was made under it, whatever the file says now
 
 
 class UnknownVideo(RequestRefused):
@@ -70,13 +77,18 @@ class Videos:
         """
         stored = await self._jobs.get(video_id)
         known = await self._remembered.get(video_id) or await self._remembered.of_job(video_id)
-        if known is not None and (stored is None or not _runs_again(stored, known)):
-            model = self._runtime.settings.models.get(known.model)
-            if model is not None and is_video_model(model):
-                return model, known.server_id
+        if known is not None and known.completion == KIND and (stored is None or not _runs_again(stored, known)):
+            return self._as_it_ran(known), known.server_id
         if stored is None or not is_video(stored, self._runtime) or stored.server_id is not None:
             raise UnknownVideo(video_id)
         return stored
+
+    def _as_it_ran(self, known: Remembered) -> ModelSettings:
+        """The model of a video, also when the file has lost it or calls it another kind since."""
+        model = self._runtime.settings.models.get(known.model)
+        if model is None:
+            return ModelSettings(id=known.model, argv=("",), cmd="", proxy="", completion=_RULE)
+        return model if is_video_model(model) else replace(model, completion=_RULE)
 
     async def list(self, query: bytes) -> Response:
         """The videos of all models, as `after`, `limit`, `order` and `model` in the query want them.
@@ -92,18 +104,73 @@ class Videos:
         order = given.get("order", "desc")
         if order not in ("asc", "desc"):
             raise BadPage(f"query parameter `order` must be `asc` or `desc`, not `{order[:100]}`")
-        found, has_more = await self._remembered.page(
-            completion=KIND,
-            model=None if "model" not in given else self._named(given["model"]).id,
-            limit=int(limit),
-            after=given.get("after"),
-            newest_first=order == "desc",
-        )
-        data = [json.loads(each.last) for each in found]
-        ids = [each.server_id for each in found]
-        page = {"object": "list", "data": data, "has_more": has_more}
+        model = None if "model" not in given else self._named(given["model"]).id
+        shown, has_more = await self._page(model, int(limit), given.get("after"), newest_first=order == "desc")
+        ids = [video["id"] for video in shown]
+        page = {"object": "list", "data": shown, "has_more": has_more}
         page |= {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
         return _json(page)
+
+    async def _page(
+        self, model: str | None, limit: int, after: str | None, *, newest_first: bool
+    ) -> tuple[builtins.list[dict[str, Any]], bool]:
+        """At most `limit` videos that follow `after`, and whether there are more: those that wait are the newest."""
+        waiting = await self._waiting(model)
+        ids = [job.id for job in waiting]
+        if after is not None and after not in ids and (known := await self._remembered.of_job(after)) is not None:
+            after = known.server_id  # it has been taken since the page before
+        again = set(ids)
+
+        async def taken(room: int, since: str | None) -> tuple[builtins.list[dict[str, Any]], bool]:
+            shown: builtins.list[dict[str, Any]] = []
+            more = True
+            while more and len(shown) < room:
+                found, more = await self._remembered.page(
+                    completion=KIND, model=model, limit=room - len(shown), after=since, newest_first=newest_first
+                )
+                # Of those that wait again, the attempts that were cut are no videos.
+                shown += [json.loads(each.last) for each in found if each.job_id not in again]
+                since = found[-1].server_id if found else since
+            return shown, more
+
+        if newest_first:
+            waiting.reverse()
+            ids.reverse()
+            if after is not None and after not in ids:
+                return await taken(limit, after)
+            rest = [waiting_video(job) for job in waiting[ids.index(after) + 1 if after in ids else 0 :]]
+            if len(rest) > limit:
+                return rest[:limit], True
+            more, has_more = await taken(max(limit - len(rest), 1), None)
+            return (rest + more)[:limit], has_more or len(rest) + len(more) > limit
+        shown: builtins.list[dict[str, Any]] = []
+        if after not in ids:
+            if after is not None and await self._remembered.get(after, model) is None:
+                return [], False  # nothing follows what is not known
+            shown, has_more = await taken(limit, after)
+            if has_more:
+                return shown, True
+        rest = [waiting_video(job) for job in waiting[ids.index(after) + 1 if after in ids else 0 :]]
+        return (shown + rest)[:limit], len(shown) + len(rest) > limit
+
+    async def _waiting(self, model: str | None) -> builtins.list[StoredJob]:
+        """The detached videos that no server has taken, in order of acceptance."""
+        found = []
+        for job in await self._jobs.open_below(PATH):
+            if is_video(job, self._runtime) and model in (None, job.model):
+                known = await self._remembered.of_job(job.id) if job.attempts else None
+                if known is None or _runs_again(job, known):
+                    found.append(job)
+        return found
+
+    async def about_waiting(self, stored: StoredJob, method: str, rest: str) -> Response:
+        """The answer to a GET about a video that no server has taken. Raises NotFinished."""
+        why = "it waits for its turn"
+        if stored.state == "ended":
+            why = await asyncio.to_thread(failure_words, stored, self._jobs.answer_path(stored.id))
+        if rest or method not in ("GET", "HEAD"):
+            raise NotFinished(f"video `{stored.id}` has no content: {why}")
+        return _json(waiting_video(stored, why))
 
     def _named(self, name: str) -> ModelSettings:
         model = self._runtime.settings.resolve(name)
@@ -119,8 +186,11 @@ def _runs_again(stored: StoredJob, known: Remembered) -> bool:
 
 def is_video(stored: StoredJob, runtime: Runtime) -> bool:
     """Whether a detached job makes a video."""
-    model = runtime.settings.models.get(stored.model)
-    return stored.target.partition("?")[0] == PATH and model is not None and is_video_model(model)
+    path = stored.target.partition("?")[0]
+    model = runtime.settings.resolve(stored.model)
+    if model is None:  # it was removed; the path is all that is left to tell by
+        return path == PATH
+    return is_video_model(model) and _RULE.submits(stored.method, path)
 
 
 def is_video_model(model: ModelSettings) -> bool:
@@ -134,8 +204,8 @@ def id_and_rest(path: str) -> tuple[str, str]:
     return unquote(video_id), slash + rest
 
 
-def waiting_video(stored: StoredJob) -> dict[str, Any]:
-    """A detached job that its server has not seen, as a Video of OpenAI's API."""
+def waiting_video(stored: StoredJob, why: str = "") -> dict[str, Any]:
+    """A detached job that its server has not taken, as a Video of OpenAI's API; of one that has ended with why."""
     video: dict[str, Any] = {
         "id": stored.id,
         "object": "video",
@@ -147,17 +217,9 @@ def waiting_video(stored: StoredJob) -> dict[str, Any]:
         "size": "",
     }
     if stored.state == "ended":
-        told = f"it ended as {stored.outcome} without a video"
-        video |= {"status": "failed", "error": {"code": stored.outcome or str(Outcome.GATEWAY_ERROR), "message": told}}
+        refused = stored.outcome == Outcome.COMPLETED  # its server answered, and took no job
+        video |= {"status": "failed", "error": {"code": "refused" if refused else stored.outcome, "message": why}}
     return video
-
-
-def about_waiting(stored: StoredJob, method: str, rest: str) -> Response:
-    """The answer to a GET about a video that its server has not seen. Raises NotFinished."""
-    if rest or method not in ("GET", "HEAD"):
-        state = "waits for its turn" if stored.state != "ended" else f"ended as {stored.outcome}"
-        raise NotFinished(f"video `{stored.id}` has no content: it {state}")
-    return _json(waiting_video(stored))
 
 
 def _json(value: object) -> Response:
