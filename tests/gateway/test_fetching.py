@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,9 +62,9 @@ def test_a_submit_that_is_answered_without_an_id_is_lost_and_its_server_ended(
 ) -> None:
     if model == "twin":
         renders.swap(beside)
+    began = time.monotonic()
     call = renders.send(VIDEOS, {"model": model, "prompt": "a", "seconds": LONG_S, "fault": "no_id"})
     answer = call.answer()
-    video = renders.until_rendering() if not renders.gateway.journal("gpu_end") else ""
     renders.chat(f"after-{model}", beside)
     assert answer.status == 502
     assert message(answer) == (
@@ -72,9 +73,8 @@ def test_a_submit_that_is_answered_without_an_id_is_lost_and_its_server_ended(
     assert renders.outcome(answer.get("X-LlamaSwap-Job")) == "upstream_lost"
     moment = renders.chatted(f"after-{model}")
     assert model not in renders.gateway.states()
-    if video:
-        assert moment > renders.freed(video)
-        assert renders.how(video) == "killed"
+    (video,) = [each["id"] for each in renders.gateway.journal("gpu_start") if each["t"] > began]
+    assert (moment > renders.freed(video), renders.how(video)) == (True, "killed")
     assert overlaps(renders.gateway.journal()) == []
 
 
@@ -213,6 +213,11 @@ def test_videos_are_known_by_their_ids_whatever_becomes_of_their_model(tmp_path:
         assert listed(renders) == {runs.id: "completed", done.id: "completed"}
         remix = renders.ask("POST", f"{done.path}/remix", json={"prompt": "by day"})
         assert 400 <= remix.status_code < 500, remix.text
+        if change == "removed":
+            later = renders.ask("POST", f"{done.path}/remix", json={}, headers={"Prefer": "respond-async"}).json()["id"]
+            in_time(lambda: renders.ask("GET", f"{VIDEOS}/{later}").json()["status"] == "failed", "it is refused")
+            words = "no router for requested model: model wan is no longer configured"
+            assert told_failure(renders, f"{VIDEOS}/{later}") == words
         assert renders.ask("DELETE", done.path).json()["deleted"] is True
         assert renders.ask("GET", done.path).status_code == 404
         assert listed(renders) == {runs.id: "completed"}

@@ -188,9 +188,8 @@ def is_video(stored: StoredJob, runtime: Runtime) -> bool:
     """Whether a detached job makes a video."""
     path = stored.target.partition("?")[0]
     model = runtime.settings.resolve(stored.model)
-    if model is None:  # it was removed; the path is all that is left to tell by
-        return path == PATH
-    return is_video_model(model) and _RULE.submits(stored.method, path)
+    # Of one that was removed the path is all that is left to tell by.
+    return (model is None or is_video_model(model)) and _RULE.submits(stored.method, path)
 
 
 def is_video_model(model: ModelSettings) -> bool:
