@@ -77,6 +77,8 @@ def broken(gateway: GatewayProcess) -> Iterator[None]:
 
 
 both = pytest.mark.parametrize("outage", [locked, broken])
+#: A lock is waited for before it counts as an outage, which takes a test half a minute.
+at_once = pytest.mark.parametrize("outage", [broken])
 
 
 def is_seen(gateway: GatewayProcess) -> None:
@@ -167,7 +169,7 @@ async def test_only_what_fails_while_the_store_works_ends_a_job(
     await store.close()
 
 
-@both
+@at_once
 def test_new_jobs_are_refused_meanwhile(gateway: GatewayProcess, outage: Trouble) -> None:
     with gateway:
         with outage(gateway):
@@ -185,7 +187,7 @@ def test_new_jobs_are_refused_meanwhile(gateway: GatewayProcess, outage: Trouble
 # Cancelling
 
 
-@both
+@at_once
 def test_who_cancels_in_an_outage_is_answered_and_the_job_ends_after_it(tmp_path: Path, outage: Trouble) -> None:
     with GatewayProcess(tmp_path, stub_models("mA", extra="concurrencyLimit: 3")) as gateway:
         running = accept(gateway, "mA", "runs", stub=FOREVER)
@@ -226,7 +228,7 @@ def test_a_job_that_is_cancelled_while_its_start_is_being_stored_is_not_sent(gat
 # The gateway's end and start
 
 
-@both
+@at_once
 def test_a_gateway_that_ends_in_an_outage_leaves_all_to_the_next(gateway: GatewayProcess, outage: Trouble) -> None:
     with ExitStack() as beyond_the_end, ended_by(gateway, signal.SIGTERM):
         running = accept(gateway, "mA", "runs", stub={"dur": 3})
@@ -240,7 +242,7 @@ def test_a_gateway_that_ends_in_an_outage_leaves_all_to_the_next(gateway: Gatewa
         assert started(gateway) == ["runs", "runs", "a", "b", "c"]  # how it ended the first time was not stored
 
 
-@both
+@at_once
 def test_a_gateway_that_starts_in_an_outage_serves_models_and_goes_on_after_it(
     gateway: GatewayProcess, outage: Trouble
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import json
+import time
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -76,6 +77,8 @@ class Videos:
         Raises UnknownVideo.
         """
         stored = await self._jobs.get(video_id)
+        if stored is not None and stored.expires_at is not None and stored.expires_at <= time.time():
+            stored = None  # it will be deleted soon
         known = await self._remembered.get(video_id) or await self._remembered.of_job(video_id)
         if known is not None and known.completion == KIND and (stored is None or not _runs_again(stored, known)):
             return self._as_it_ran(known), known.server_id
