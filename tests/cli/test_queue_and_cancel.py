@@ -57,6 +57,11 @@ def test_on_a_terminal_it_follows_until_ctrl_c(url: str) -> None:
     assert shown.text.endswith("\x1b[?25h"), "the cursor is visible again"
 
 
+def _listen_to_ctrl_c() -> None:
+    """Whoever runs these tests in the background has made their children deaf to it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class _Shown:
     def __init__(self, text: str, code: int) -> None:
         self.text = text
@@ -73,6 +78,7 @@ def _shown_on_terminal(url: str, *, until: str, times: int) -> _Shown:
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
+        preexec_fn=_listen_to_ctrl_c,
     )
     os.close(theirs)
     text = ""
