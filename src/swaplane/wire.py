@@ -14,6 +14,7 @@ HEADER_PREFIX = "X-LlamaSwap-"
 PRIORITY_HEADER = "X-LlamaSwap-Priority"  #: an integer or a band's name; in the answer: the applied integer
 MEMBER_HEADER = "X-LlamaSwap-Member"  #: on whose behalf the job runs
 LABEL_HEADER = "X-LlamaSwap-Label"  #: free text for people, at most 200 characters
+WEBHOOK_HEADER = "X-LlamaSwap-Webhook"  #: where to tell of a detached job's end
 
 # Of an answer.
 JOB_HEADER = "X-LlamaSwap-Job"  #: the job's id

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -18,11 +18,11 @@ from fastapi.exceptions import RequestValidationError
 from swaplane.config.problems import nearest
 from swaplane.core.events import LanePaused, LaneResumed
 from swaplane.gateway.edge import Edge, not_routed
-from swaplane.gateway.errors import RequestRefused, error_response, go_json, not_stored
+from swaplane.gateway.errors import RequestRefused, error_response, not_stored
 from swaplane.gateway.log_stream import log_answer
 from swaplane.gateway.model_list import model_list, running_list
 from swaplane.gateway.queue_view import queue_json
-from swaplane.gateway.replies import refused
+from swaplane.gateway.replies import accept_of, json_reply, raw_reply, refused
 from swaplane.observe.logs import RingLog
 from swaplane.observe.metrics import CONTENT_TYPE
 from swaplane.runtime import Runtime
@@ -106,7 +106,7 @@ class _Api:
 
     async def version(self) -> Response:
         """The gateway's version."""
-        return _json({"build_date": "unknown", "commit": "unknown", "version": self._version})
+        return json_reply({"build_date": "unknown", "commit": "unknown", "version": self._version})
 
     async def metrics(self) -> Response:
         """The numbers Prometheus scrapes."""
@@ -117,14 +117,14 @@ class _Api:
 
     async def models(self, request: Request) -> Response:
         """The listed models, as OpenAI clients expect them."""
-        answer = _json(model_list(self._runtime, int(time.time())), end="\n")
+        answer = json_reply(model_list(self._runtime, int(time.time())), end="\n")
         if origin := request.headers.get("origin"):
             answer.headers["Access-Control-Allow-Origin"] = origin
         return answer
 
     async def running(self) -> Response:
         """The models whose servers are not stopped."""
-        return _json(running_list(self._runtime), end="\n")
+        return json_reply(running_list(self._runtime), end="\n")
 
     async def unload_all_plain(self) -> Response:
         """Stop every model; answers when all processes are gone."""
@@ -134,7 +134,7 @@ class _Api:
     async def unload_all(self) -> Response:
         """Stop every model; answers when all processes are gone."""
         await self._unload_all()
-        return _json({"msg": "ok"})
+        return json_reply({"msg": "ok"})
 
     async def _unload_all(self) -> None:
         alive = [model_id for model_id, state in self._runtime.dispatcher.models.items() if state.alive]
@@ -175,7 +175,7 @@ class _Api:
 
     async def queue(self, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
         """Every lane with its running jobs and the first `limit` waiting ones, in the order of dispatch."""
-        return _json(queue_json(self._runtime, time.monotonic(), limit=limit))
+        return json_reply(queue_json(self._runtime, time.monotonic(), limit=limit))
 
     async def pause(self, request: Request, lane: str) -> Response:
         """Start nothing new in a lane; what runs ends normally."""
@@ -193,7 +193,7 @@ class _Api:
                 request, 404, f"no lane `{lane[:100]}`; there is " + " and ".join(f"`{name}`" for name in names)
             )
         self._runtime.post(event)
-        return _json({"lane": lane, "paused": lanes[lane].paused})
+        return json_reply({"lane": lane, "paused": lanes[lane].paused})
 
 
 async def _not_valid(request: Request, error: Exception) -> Response:
@@ -219,12 +219,5 @@ def _text(text: str) -> Response:
     return Response(text, media_type="text/plain; charset=utf-8")
 
 
-def _json(value: Any, *, end: str = "") -> Response:
-    return Response((go_json(value) + end).encode("utf-8", "replace"), media_type="application/json")
-
-
 def _error(request: Request, status: int, message: str) -> Response:
-    headers, body = error_response(status, message, accept=request.headers.get("accept", "").encode("latin-1"))
-    answer = Response(body, status)
-    answer.raw_headers = [(name.lower(), value) for name, value in headers]
-    return answer
+    return raw_reply(status, *error_response(status, message, accept=accept_of(request)))

@@ -36,9 +36,10 @@ from swaplane.gateway.routes import match as find_route
 from swaplane.gateway.sockets import Sockets, named_upstream
 from swaplane.gateway.tunnel import Tunnel
 from swaplane.gateway.videos import Videos
-from swaplane.gateway.webhook import WEBHOOK_HEADER, WebhookRefused, webhook_of
+from swaplane.gateway.webhook import WebhookRefused, webhook_of
 from swaplane.runtime import Runtime
 from swaplane.store import StoredJob, StoreError
+from swaplane.wire import WEBHOOK_HEADER
 
 
 class Gateway:
@@ -174,10 +175,9 @@ class Gateway:
             held.callback(body.close)
             errand = _errand(wire, self._runtime.dispatcher.rules, model, target, body)
             rule = model.completion
-            path = target.partition(b"?")[0].decode("latin-1")
-            if rule is not None and rule.is_bystander(wire.method.decode("latin-1"), path):
+            if rule is not None and rule.is_bystander(wire.method.decode("latin-1"), errand.path):
                 await self._bystanders.serve(wire, errand, scope, receive, send)
-            elif any(pattern.search(path) for pattern in self._runtime.settings.ignore_paths):
+            elif any(pattern.search(errand.path) for pattern in self._runtime.settings.ignore_paths):
                 if not self._runtime.is_ready(model.id):
                     raise ModelNotLoaded(model.id)
                 await self._passage.beside(wire, errand, self._runtime.proxy_of(model.id))
@@ -189,6 +189,9 @@ class Gateway:
 
         `held` closes the errand's body.
         """
+        if not errand.own.more:
+            await self._passage.run(wire, errand, self._passage.submit(errand))
+            return
         key = idempotency_key(wire.raw_headers)
         webhook = self._webhook(wire)
         if wire.method != b"HEAD" and wants_async(wire.raw_headers):

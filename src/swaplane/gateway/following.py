@@ -37,7 +37,7 @@ from swaplane.gateway.body import Body
 from swaplane.gateway.client_side import ClientSide
 from swaplane.gateway.connection import RawHeaders, UpstreamError
 from swaplane.gateway.fetch import Fetched, fetch
-from swaplane.gateway.forward import downstream_headers, failure
+from swaplane.gateway.forward import failure, whole_answer_headers
 from swaplane.gateway.remembered import RememberedJobs
 from swaplane.gateway.upstream import UpstreamPool
 from swaplane.runtime import Runtime
@@ -322,9 +322,7 @@ def pass_on(client: ClientSide, answer: Fetched, extra: RawHeaders) -> None:
     """Give a client a server's whole answer, with `extra` headers of ours."""
     if client.departed:
         return
-    passed, _ = downstream_headers(answer.headers)
-    headers = [header for header in passed if header[0].lower() != b"content-length"]
-    headers += [(b"Content-Length", b"%d" % len(answer.body)), *extra]
+    headers = [*whole_answer_headers(answer.headers), (b"Content-Length", b"%d" % len(answer.body)), *extra]
     client.start(status=answer.status, reason=answer.reason, headers=headers, framing="length")
     client.write(answer.body)
     client.finish()

@@ -22,7 +22,6 @@ from swaplane.gateway.upstream import BodySource, Exchange, Framing, RawHeaders,
 _log = logging.getLogger(__name__)
 
 OUR_PREFIX = b"x-llamaswap-"  # of headers between the gateway and its clients alone
-_OURS = frozenset((b"prefer", b"idempotency-key"))  # what the gateway itself acts on
 
 STALLED_S = 60.0  # how long a client may take nothing of an answer that waits for it
 
@@ -33,7 +32,8 @@ _HOP_BY_HOP = frozenset(
         *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
     )
 )
-_REQUEST_SPECIAL = _HOP_BY_HOP | {b"expect", b"content-length", b"x-forwarded-for"}
+_OURS = {b"prefer", b"idempotency-key"}  # what the gateway itself acts on
+_REQUEST_SPECIAL = _HOP_BY_HOP | _OURS | {b"expect", b"content-length", b"x-forwarded-for"}
 _RESPONSE_SPECIAL = _HOP_BY_HOP | {b"content-type", b"content-encoding", b"x-accel-buffering"}
 #: A Connection header cannot name these away: without them the message, or its sender, would be another one.
 _NOT_NAMEABLE = frozenset((b"host", b"content-length", b"x-forwarded-for"))
@@ -240,7 +240,7 @@ def upstream_headers(raw_headers: RawHeaders, *, client_host: str, body_length: 
     for header in raw_headers:
         lowered = header[0].lower()
         if lowered not in _REQUEST_SPECIAL:
-            if lowered[: len(OUR_PREFIX)] != OUR_PREFIX and lowered not in _OURS:
+            if lowered[: len(OUR_PREFIX)] != OUR_PREFIX:
                 passed.append(header)
         elif lowered == b"content-length":
             if length is not None:
@@ -302,6 +302,12 @@ def downstream_headers(raw_headers: RawHeaders) -> tuple[RawHeaders, bool]:
     if event_stream and not buffering:
         passed.append((b"X-Accel-Buffering", b"no"))
     return passed, event_stream and not compressed
+
+
+def whole_answer_headers(raw_headers: RawHeaders) -> RawHeaders:
+    """The response headers for a client that is given the whole body at once, without its length."""
+    passed, _ = downstream_headers(raw_headers)
+    return [header for header in passed if header[0].lower() != b"content-length"]
 
 
 def _without_named(headers: RawHeaders, connection: list[bytes]) -> RawHeaders:

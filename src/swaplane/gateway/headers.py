@@ -20,6 +20,7 @@ from swaplane.wire import (
     PRIORITY_HEADER,
     PRIORITY_REASON_HEADER,
     WAIT_HEADER,
+    WEBHOOK_HEADER,
 )
 
 AdjustKind = Literal["invalid", "repeated", "clamped_low", "clamped_high"]
@@ -33,7 +34,9 @@ _LONGEST_NUMBER = 18  # digits; every longer number is outside all limits
 _CLEANED_BYTES = 4096  # of a text header; what comes later is cut off unread
 
 _PRIORITY, _MEMBER, _LABEL = (name.lower().encode() for name in (PRIORITY_HEADER, MEMBER_HEADER, LABEL_HEADER))
-_LENGTHS = frozenset(map(len, (_PRIORITY, _MEMBER, _LABEL)))
+#: Read by `keyed`, `jobs_api` and `webhook`, for the few requests that have one.
+_MORE = frozenset((b"prefer", b"idempotency-key", WEBHOOK_HEADER.lower().encode()))
+_LENGTHS = frozenset(map(len, (_PRIORITY, _MEMBER, _LABEL, *_MORE)))
 _JOB, _WAIT, _REASON = (name.encode() for name in (JOB_HEADER, WAIT_HEADER, PRIORITY_REASON_HEADER))
 _PRIORITY_ANSWER = PRIORITY_HEADER.encode()
 
@@ -55,6 +58,7 @@ class OwnHeaders:
     priority: Priority
     member: str  #: never empty
     label: str  #: empty when there is none
+    more: bool = False  #: whether a header is there that asks for more than to be run: see `_MORE`
 
 
 def read_own_headers(raw_headers: Iterable[tuple[bytes, bytes]], rules: ScoreRules) -> OwnHeaders:
@@ -67,6 +71,7 @@ def read_own_headers(raw_headers: Iterable[tuple[bytes, bytes]], rules: ScoreRul
         priority=parse_priority(found.get(_PRIORITY, ()), rules),
         member=member_of(found.get(_MEMBER, ())),
         label=label_of(found.get(_LABEL, ())),
+        more=not _MORE.isdisjoint(found),
     )
 
 

@@ -29,7 +29,7 @@ from swaplane.gateway.client_side import ClientSide
 from swaplane.gateway.detached import DetachedJobs
 from swaplane.gateway.errors import RawHeaders, error_response, go_json
 from swaplane.gateway.queue_view import ended_json, job_json
-from swaplane.gateway.replies import NotNow, Unknown, json_reply, recorded
+from swaplane.gateway.replies import NotNow, Unknown, accept_of, json_reply, raw_reply, recorded
 from swaplane.gateway.stored_errand import job_headers
 from swaplane.gateway.videos import is_video, waiting_video
 from swaplane.runtime import Runtime
@@ -164,7 +164,7 @@ class JobsApi:
             return json_reply(ended_json(ended))
         view = job_view(self._runtime.dispatcher, job_id, time.monotonic(), limit=POSITIONS_COUNTED)
         if view is None:
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
         return json_reply(job_json(view, self._runtime.ticket(job_id)))
 
     async def cancel(self, job_id: str) -> Response:
@@ -182,7 +182,7 @@ class JobsApi:
             return json_reply({"msg": "ok", "id": job_id})
         if ended := self._runtime.recent.get(job_id):
             raise NotNow(f"job `{job_id}` cannot be cancelled: it has ended as {ended.outcome}")
-        raise _unknown(job_id)
+        raise unknown_job(job_id)
 
     async def result(self, request: Request, job_id: str) -> Response:
         """The answer to a detached job's request, as its model gave it: status, headers and body."""
@@ -192,17 +192,17 @@ class JobsApi:
                 raise Unknown(f"job `{job_id}` is not a detached one: its answer goes to the client that sent it")
             if job_id in self._runtime.recent:
                 raise _not_kept(job_id)
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
         if stored.state != "ended":
             return self._not_yet(request, stored)
         if stored.status is None:
-            return _raw(*self._no_answer(request, stored))
+            return raw_reply(*self._no_answer(request, stored))
         headers = stored.answer_headers or []
         if not stored.answer_bytes:
             return _bare(stored.status, headers)
         answer = await recorded(self._jobs.answer_path(job_id), stored.status, headers)
         if answer is None:  # deleted since it was looked up
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
         return answer
 
     def _not_yet(self, request: Request, stored: StoredJob) -> Response:
@@ -210,33 +210,24 @@ class JobsApi:
         extra = [(b"Retry-After", b"%d" % wait_s)]
         state = detached_json(self._runtime, stored)["state"]
         words = f"job `{stored.id}` is not over: it is {state}; ask again in {wait_s} s"
-        headers, body = error_response(409, words, accept=_accept(request), code="not_over", extra=extra)
-        return _raw(409, headers, body)
+        headers, body = error_response(409, words, accept=accept_of(request), code="not_over", extra=extra)
+        return raw_reply(409, headers, body)
 
     def _no_answer(self, request: Request, stored: StoredJob) -> tuple[int, RawHeaders, bytes]:
         words = f"job `{stored.id}` has ended as {stored.outcome}, and its answer could not be kept"
         headers, body = error_response(
-            500, words, accept=_accept(request), extra=job_headers(stored, self._runtime.dispatcher.rules)
+            500, words, accept=accept_of(request), extra=job_headers(stored, self._runtime.dispatcher.rules)
         )
         return 500, headers, body
 
 
-def _accept(request: Request) -> bytes:
-    return request.headers.get("accept", "").encode("latin-1")
-
-
-def _raw(status: int, headers: RawHeaders, body: bytes) -> Response:
-    answer = Response(body, status)
-    answer.raw_headers = [(name.lower(), value) for name, value in headers]
-    return answer
-
-
 def _bare(status: int, headers: RawHeaders) -> Response:
     """A recorded answer without a body; a 304 may name the length of one all the same, which cannot be sent."""
-    return _raw(status, [each for each in headers if each[0].lower() != b"content-length" or each[1] == b"0"], b"")
+    return raw_reply(status, [each for each in headers if each[0].lower() != b"content-length" or each[1] == b"0"], b"")
 
 
-def _unknown(job_id: str) -> Unknown:
+def unknown_job(job_id: str) -> Unknown:
+    """What is told of an id that stands for no job."""
     return Unknown(f"no job `{job_id[:100]}` is known: it never arrived here, was deleted, or ended long ago")
 
 

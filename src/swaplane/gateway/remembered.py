@@ -21,7 +21,7 @@ from swaplane.completion.rule import Completion
 from swaplane.core.outcomes import Outcome
 from swaplane.gateway.connection import RawHeaders, UpstreamError
 from swaplane.gateway.fetch import fetch_into
-from swaplane.gateway.forward import downstream_headers
+from swaplane.gateway.forward import whole_answer_headers
 from swaplane.gateway.upstream import UpstreamPool
 from swaplane.store.errors import StoreError
 from swaplane.store.remembered import KeptAnswer, Remembered, RememberedTable
@@ -180,12 +180,10 @@ class RememberedJobs:
                 return told
             _log.warning("a result is not kept", model=model, id=server_id, why=told)
             return ""
-        passed, _ = downstream_headers(answer.headers)
-        headers = [header for header in passed if header[0].lower() != b"content-length"]
         kept = KeptAnswer(
             status=answer.status,
             reason=answer.reason.decode("latin-1"),
-            headers=headers,
+            headers=whole_answer_headers(answer.headers),
             path=path,
             bytes=answer.length,
         )

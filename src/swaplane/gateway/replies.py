@@ -32,18 +32,28 @@ class NotNow(RequestRefused):
     status = 409
 
 
-def json_reply(value: Any, status: int = 200) -> Response:
-    """`value` as JSON."""
-    return Response(go_json(value).encode("utf-8", "replace"), status, media_type="application/json")
+def json_reply(value: Any, *, end: str = "") -> Response:
+    """`value` as JSON, and `end` after it."""
+    return Response((go_json(value) + end).encode("utf-8", "replace"), media_type="application/json")
+
+
+def raw_reply(status: int, headers: RawHeaders, body: bytes) -> Response:
+    """An answer with these headers and no others."""
+    answer = Response(body, status)
+    answer.raw_headers = [(name.lower(), value) for name, value in headers]
+    return answer
 
 
 async def refused(request: Request, error: Exception) -> Response:
     """The answer to a request that an endpoint refused with a RequestRefused."""
     assert isinstance(error, RequestRefused)  # noqa: S101 - registered for nothing else
-    headers, body = error.response(request.headers.get("accept", "").encode("latin-1"))
-    answer = Response(body, error.status)
-    answer.raw_headers = [(name.lower(), value) for name, value in [*headers, *_retry_headers(error)]]
-    return answer
+    headers, body = error.response(accept_of(request))
+    return raw_reply(error.status, [*headers, *_retry_headers(error)], body)
+
+
+def accept_of(request: Request) -> bytes:
+    """The request's Accept header; empty when there is none."""
+    return request.headers.get("accept", "").encode("latin-1")
 
 
 class FileReply(FileResponse):

@@ -30,11 +30,10 @@ from swaplane.gateway.errors import RequestRefused, go_json
 from swaplane.gateway.jobs_api import detached_json
 from swaplane.runtime import Runtime
 from swaplane.store import Store, StoredJob, StoreError
-from swaplane.wire import HEADER_PREFIX
+from swaplane.wire import WEBHOOK_HEADER
 
 log = structlog.get_logger("swaplane.webhook")
 
-WEBHOOK_HEADER = f"{HEADER_PREFIX}Webhook"
 _NAME = WEBHOOK_HEADER.lower().encode()
 
 #: Seconds before each try, counted from the one before; after the last one it is given up.

@@ -12,9 +12,9 @@ from fastapi import Request, Response
 
 from swaplane.core.explain import job_view
 from swaplane.gateway.detached import DetachedJobs
-from swaplane.gateway.jobs_api import POSITIONS_COUNTED
+from swaplane.gateway.jobs_api import POSITIONS_COUNTED, unknown_job
 from swaplane.gateway.queue_view import EndedJobJson, ended_json, job_json
-from swaplane.gateway.replies import Unknown, json_reply
+from swaplane.gateway.replies import json_reply
 from swaplane.runtime import Runtime
 from swaplane.store import StoredJob
 from swaplane.wire import JobJson
@@ -49,7 +49,7 @@ class Why:
             return {"id": job_id, "state": "ended", "outcome": shown["outcome"], "text": _ended_text(shown)}
         stored = await self._detached.get(job_id)
         if stored is None:
-            raise Unknown(f"no job `{job_id[:100]}` is known: it never arrived here, was deleted, or ended long ago")
+            raise unknown_job(job_id)
         return {"id": job_id, "state": stored.state, "outcome": stored.outcome, "text": _stored_text(stored)}
 
 
