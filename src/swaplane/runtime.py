@@ -8,10 +8,12 @@ nothing else calls the dispatcher. The gateway submits jobs and gets a `Ticket` 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import assert_never
 
 import structlog
@@ -21,11 +23,13 @@ from swaplane.core.commands import (
     AbortJob,
     Command,
     EndJob,
+    PriorityCause,
     RecordDispatch,
     RunJob,
     StartModel,
     StopCause,
     StopModel,
+    TellPriority,
 )
 from swaplane.core.dispatcher import Dispatcher
 from swaplane.core.events import (
@@ -40,6 +44,7 @@ from swaplane.core.events import (
     ModelStartFailed,
     ModelStopped,
     PlanChanged,
+    PriorityChanged,
     ShutdownRequested,
     TimePassed,
     Turn,
@@ -103,11 +108,21 @@ class Runtime:
         return f"{self._epoch}-{self._ids}"
 
     def submit(
-        self, model: ModelSettings, *, member: str, priority: int, label: str, job_id: str | None = None
+        self,
+        model: ModelSettings,
+        *,
+        member: str,
+        priority: int,
+        label: str,
+        key: str = "",
+        body_bytes: int = 0,
+        max_wait_s: float | None = None,
+        job_id: str | None = None,
     ) -> Ticket:
         """Take in a request for a model; its ticket's `turn` tells when and whether it is run.
 
-        `job_id` is one that `next_id` gave; without it the job gets the next one.
+        `job_id` is one that `next_id` gave: the job was promised its place, and no limit refuses it. Without it the
+        job gets the next one.
         """
         wish = Wish(
             job_id=job_id or self.next_id(),
@@ -116,9 +131,12 @@ class Runtime:
             priority=priority,
             label=label,
             submitted_at=time.monotonic(),
+            key=key,
+            body_bytes=body_bytes,
+            max_wait_s=max_wait_s,
         )
         ticket = self._ticket(wish)
-        self.post(JobArrived(job=ticket.job))
+        self.post(JobArrived(job=ticket.job, promised=job_id is not None))
         return ticket
 
     def restore(self, wishes: Iterable[Wish], turns: Iterable[Turn]) -> list[Ticket]:
@@ -137,11 +155,36 @@ class Runtime:
             priority=wish.priority,
             submitted_at=wish.submitted_at,
             label=wish.label,
+            key=wish.key,
+            bytes=wish.body_bytes,
+            max_wait_s=wish.max_wait_s,
         )
         ticket = Ticket(self, job, wish.model, self.dispatcher.rules.band_of(wish.priority).name)
         self._tickets[job.id] = ticket
         self.job_changed(ticket)
         return ticket
+
+    def refusal(self, model: ModelSettings, *, member: str, key: str, priority: int, body_bytes: int) -> Dropped | None:
+        """How a job would be refused if it were submitted now; None: it would be taken."""
+        job = Job(
+            id="",
+            seq=0,
+            model=model.id,
+            member=member,
+            priority=priority,
+            submitted_at=time.monotonic(),
+            key=key,
+            bytes=body_bytes,
+        )
+        refusal = self.dispatcher.refusal(job, job.submitted_at)
+        return None if refusal is None else _dropped(refusal, waited_s=0.0)
+
+    def set_priority(self, job_id: str, priority: int) -> bool:
+        """Give a job another priority; False when it does not wait."""
+        if job_id not in self.dispatcher.queue:
+            return False
+        self.post(PriorityChanged(job_id=job_id, priority=priority))
+        return True
 
     def ticket(self, job_id: str) -> Ticket | None:
         """The ticket of a job that waits or runs."""
@@ -294,7 +337,7 @@ class Runtime:
             case StartModel():
                 settings = self.settings.models[command.model]
                 self.metrics.model_started(command.model, settings.lane, command.cause)
-                self.supervisor.start(_launch_spec(settings, self._presence))
+                self.supervisor.start(_launch_spec(settings, self._presence, self._secrets()))
             case StopModel():
                 self.supervisor.stop(command.model, command.cause)
             case RunJob():
@@ -302,21 +345,34 @@ class Runtime:
             case EndJob():
                 ticket = self._tickets[command.job_id]
                 ended = self._close(ticket, command.outcome)
-                ticket.decide(
-                    Dropped(
-                        outcome=command.outcome,
-                        waited_s=ended.waited_s,
-                        detail=command.detail,
-                        retry_after_s=command.retry_after_s,
-                    )
-                )
+                ticket.decide(_dropped(command, waited_s=ended.waited_s))
             case AbortJob():
                 if command.job_id in self._tickets:
                     self._tickets[command.job_id].cut(command.outcome)
+            case TellPriority():
+                self._tell_priority(command)
             case RecordDispatch():
                 self.metrics.dispatched(command.dispatch)
             case _:
                 assert_never(command)
+
+    def _tell_priority(self, command: TellPriority) -> None:
+        ticket = self._tickets[command.job_id]
+        ticket.job = replace(ticket.job, priority=command.priority)
+        ticket.band = self.dispatcher.rules.band_of(command.priority).name
+        ticket.priority_reason = command.reason
+        if command.cause is PriorityCause.OVER_BUDGET:
+            self.metrics.priority_adjusted(command.cause)
+        self.job_changed(ticket)
+
+    def _secrets(self) -> frozenset[str]:
+        """The names in our environment that hold API keys, which the file may take from there."""
+        digests = {key.digest for key in self.settings.keys}
+        return frozenset(
+            os.fsdecode(name)
+            for name, value in (os.environb.items() if digests else ())
+            if hashlib.sha256(value).digest() in digests
+        )
 
     def _run(self, command: RunJob) -> None:
         ticket = self._tickets[command.job_id]
@@ -382,7 +438,13 @@ class Runtime:
         self.post(TimePassed())
 
 
-def _launch_spec(model: ModelSettings, presence: int | None) -> LaunchSpec:
+def _dropped(command: EndJob, *, waited_s: float) -> Dropped:
+    return Dropped(
+        outcome=command.outcome, waited_s=waited_s, detail=command.detail, retry_after_s=command.retry_after_s
+    )
+
+
+def _launch_spec(model: ModelSettings, presence: int | None, secrets: frozenset[str]) -> LaunchSpec:
     return LaunchSpec(
         model=model.id,
         argv=model.argv,
@@ -393,4 +455,5 @@ def _launch_spec(model: ModelSettings, presence: int | None) -> LaunchSpec:
         stop_argv=model.stop_argv,
         unload_timeout_s=model.unload_timeout_s,
         presence=presence,
+        secrets=secrets,
     )

@@ -25,6 +25,9 @@ class Wish:
     priority: int  #: the applied one
     label: str
     submitted_at: float  #: seconds of this process's monotonic clock; of a restored job perhaps before its start
+    key: str = ""  #: name of the API key
+    body_bytes: int = 0
+    max_wait_s: float | None = None  #: since `submitted_at`, as its client wants it; its band may wait less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,7 @@ class Ticket:
         self.slots = model.slots
         self.band = band
         self.turn: asyncio.Future[Run | Dropped] = asyncio.get_running_loop().create_future()
+        self.priority_reason = ""  #: why its priority is not the one it came with any more; empty while it is
         self.sent_at: float | None = None
         self.progress: float | None = None  #: per cent, where its model's server tells; None: unknown
         self.news = ""  #: what its model's server last said of it, for people

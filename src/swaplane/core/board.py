@@ -6,15 +6,20 @@ them. Nothing here chooses; `dispatcher.Dispatcher` does, and it is the only use
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 
+from swaplane.core.bars import Holder, holders_of
 from swaplane.core.commands import Command, EndJob, StopCause, StopModel
+from swaplane.core.events import Job
+from swaplane.core.limits import Limits
 from swaplane.core.outcomes import Outcome
 from swaplane.core.plan import Plan
 from swaplane.core.queue import Queue
 from swaplane.core.residency import Residency
 from swaplane.core.score import ScoreRules
 from swaplane.core.state import Grant, LaneState, ModelPhase, ModelState
+from swaplane.core.usage import Usage
 
 
 class Board:
@@ -25,8 +30,10 @@ class Board:
         self.queue = Queue(plan.rules)
         self.models = {name: ModelState(plan=model) for name, model in plan.models.items()}
         self.lanes = {name: LaneState(plan=lane) for name, lane in plan.lanes.items()}
+        self.usage = Usage()
         self.shutting_down = False
         self._grants: dict[str, Grant] = {}
+        self._held_by: Counter[Holder] = Counter()  # jobs that hold a place
         self._dispatched = 0
         self._commands: list[Command] = []
         self._queue_is_stale = False  # the rules, or the lane of a model's waiting jobs, have changed
@@ -39,6 +46,11 @@ class Board:
     def rules(self) -> ScoreRules:
         """The score's rules in force."""
         return self._plan.rules
+
+    @property
+    def limits(self) -> Limits:
+        """The limits in force."""
+        return self._plan.limits
 
     @property
     def residency(self) -> Residency:
@@ -86,11 +98,26 @@ class Board:
         self._set_phase(model, ModelPhase.STOPPING)
         self._commands.append(StopModel(model=model.plan.id, cause=cause))
 
+    def _hold(self, grant: Grant) -> None:
+        """A job that was taken from the queue holds a place."""
+        job = grant.job
+        self.models[job.model].grants[job.id] = self._grants[job.id] = grant
+        for holder in holders_of(job):
+            self._held_by[holder] += 1
+
     def _release(self, grant: Grant, now: float, *, ran: bool) -> None:
-        del self._grants[grant.job.id]
-        model = self.models[grant.job.model]
-        del model.grants[grant.job.id]
-        self.queue.give_back(grant.job, grant.lane, now, ran=ran)
+        job = grant.job
+        del self._grants[job.id]
+        for holder in holders_of(job):
+            self._held_by[holder] -= 1
+            if not self._held_by[holder]:
+                del self._held_by[holder]
+        model = self.models[job.model]
+        del model.grants[job.id]
+        service_s = (now - grant.sent_at) / model.plan.slots if ran and grant.sent_at is not None else None
+        self.queue.give_back(job, grant.lane, now, service_s=service_s, clock=grant.clock)
+        if service_s is not None:
+            self.usage.charge(job.member, now, service_s, at_budget=self.has_budget(job))
         model.idle_since = now
         self._succeed(model, now)
 
@@ -107,6 +134,11 @@ class Board:
 
     def _end(self, job_id: str, outcome: Outcome, detail: str = "") -> None:
         self._commands.append(EndJob(job_id=job_id, outcome=outcome, detail=detail))
+
+    def has_budget(self, job: Job) -> bool:
+        """Whether what this job uses counts for its member's budget."""
+        budget = self.limits.budget
+        return budget is not None and job.priority >= self.rules.value_of(budget.band)
 
     # A change of plan.
 

@@ -60,7 +60,24 @@ class EndJob:
     job_id: str
     outcome: Outcome
     detail: str = ""  #: for people: why
-    retry_after_s: float | None = None  #: when trying again makes sense
+    retry_after_s: float | None = None  #: when trying again makes sense; None: nothing can serve it, or nobody knows
+
+
+class PriorityCause(StrEnum):
+    """Why a job's priority is not the one it came with any more."""
+
+    OVER_BUDGET = "over_budget"  #: its member has used up what it may use per hour at that band
+    REQUESTED = "requested"  #: somebody asked for it who may
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellPriority:
+    """A waiting job has another priority from now on: remember it, and why."""
+
+    job_id: str
+    priority: int  #: the applied one
+    cause: PriorityCause
+    reason: str  #: one clause for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,4 +129,4 @@ class RecordDispatch:
     dispatch: Dispatch = field(repr=False)
 
 
-Command = StartModel | StopModel | RunJob | EndJob | AbortJob | RecordDispatch
+Command = StartModel | StopModel | RunJob | EndJob | AbortJob | TellPriority | RecordDispatch

@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from swaplane.core.board import Board
 from swaplane.core.commands import (
     AbortJob,
     Command,
-    EndJob,
+    PriorityCause,
     RecordDispatch,
     RunJob,
     StartModel,
     StopCause,
 )
+from swaplane.core.comparison import BY_SUBMIT
 from swaplane.core.events import (
     Event,
     Job,
@@ -41,13 +41,14 @@ from swaplane.core.events import (
     ModelStartFailed,
     ModelStopped,
     PlanChanged,
+    PriorityChanged,
     ShutdownRequested,
     TimePassed,
     UnloadRequested,
 )
+from swaplane.core.gatekeeper import Gatekeeper
 from swaplane.core.outcomes import Outcome
 from swaplane.core.plan import Plan
-from swaplane.core.queue import BY_SUBMIT
 from swaplane.core.record import record, start_cause
 from swaplane.core.state import Grant, LaneState, ModelPhase, ModelState
 
@@ -56,7 +57,7 @@ from swaplane.core.state import Grant, LaneState, ModelPhase, ModelState
 BACKOFF_S = (0.0, 2.0, 5.0, 15.0, 60.0)
 
 
-class Dispatcher(Board):
+class Dispatcher(Gatekeeper):
     """All that is decided about one gateway's jobs and models."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -64,13 +65,16 @@ class Dispatcher(Board):
         self._commands = []
         match event:
             case JobArrived():
-                self._job_arrived(event.job, now)
+                self._job_arrived(event.job, now, promised=event.promised)
             case JobsRestored():
                 self._jobs_restored(event, now)
             case JobLeft():
                 self._job_left(event, now)
             case JobEnded():
                 self._job_ended(event, now)
+            case PriorityChanged():
+                if event.job_id in self.queue:
+                    self._change_priority(event.job_id, event.priority, PriorityCause.REQUESTED, "changed by request")
             case ModelReady():
                 self._model_ready(event, now)
             case ModelStartFailed():
@@ -91,40 +95,35 @@ class Dispatcher(Board):
                 assert_never(event)
         if self._queue_is_stale:
             self._rebuild_queue()
-        for lane in list(self.lanes.values()):
-            self._settle(lane, now)
+            self._limits_changed()
+        self._settle_all(now)
+        if self._end_overdue(now):  # where a model loads for such a job, another may be loaded instead
+            self._settle_all(now)
+        self._refresh_bars()
         return self._commands
 
     @property
     def wakes_at(self) -> float | None:
-        """When `TimePassed` is due: the next moment at which an idle model is past its ttl."""
+        """When `TimePassed` is due: an idle model is past its ttl, or a job has waited too long."""
         due = [at for model in self.models.values() if (at := self._expires_at(model)) is not None]
+        if (deadline := self._deadlines.next(self._deadline)) is not None:
+            due.append(deadline)
         return min(due, default=None)
 
     # What happened to a job.
 
-    def _job_arrived(self, job: Job, now: float) -> None:
-        model = self.models.get(job.model)
-        if self.shutting_down:
-            self._end(job.id, Outcome.REFUSED_STOPPING, "the gateway is shutting down")
-        elif model is None or model.removed:
-            self._end(job.id, Outcome.MODEL_REMOVED, f"model {job.model} is no longer configured")
-        elif now < model.retry_at:
-            self._commands.append(
-                EndJob(
-                    job_id=job.id,
-                    outcome=Outcome.REFUSED_BACKOFF,
-                    detail=f"model {job.model} failed to start {model.failed_starts} times in a row "
-                    f"and is left alone for a while; the last time: {model.last_failure}",
-                    retry_after_s=model.retry_at - now,
-                )
-            )
-        else:
-            self.queue.add(job, model.plan.lane)
+    def _job_arrived(self, job: Job, now: float, *, promised: bool) -> None:
+        refusal = self.refusal(job, now)
+        if refusal is not None and not (promised and refusal.outcome is Outcome.REFUSED_FULL):
+            self._commands.append(refusal)
+            return
+        self.queue.add(job, self.models[job.model].plan.lane)
+        self._deadlines.add(job.id, self.leaves_at(job))
+        self._keep_to_budget(job, now)
 
     def _jobs_restored(self, event: JobsRestored, now: float) -> None:
         for job in sorted(event.jobs, key=BY_SUBMIT):
-            self._job_arrived(job, now)
+            self._job_arrived(job, now, promised=True)
         for turn in event.turns:
             self.queue.remember(turn)
 
@@ -150,6 +149,11 @@ class Dispatcher(Board):
             model = self.models[grant.job.model]
             model.run_s = _smoothed(model.run_s, now - grant.sent_at)
         self._release(grant, now, ran=event.outcome.ran)
+        member = grant.job.member
+        waits = self.queue.tally.of_member(member) > 0
+        if waits and self.has_budget(grant.job) and self.left_of_budget_s(member, now) == 0:
+            for job in self.queue.jobs(member=member):
+                self._keep_to_budget(job, now)
 
     # What happened to a model's server.
 
@@ -239,6 +243,10 @@ class Dispatcher(Board):
 
     # Settling a lane.
 
+    def _settle_all(self, now: float) -> None:
+        for lane in list(self.lanes.values()):
+            self._settle(lane, now)
+
     def _settle(self, lane: LaneState, now: float) -> None:
         for model in self._of_lane(lane):  # (a)
             if not model.grants and model.phase in (ModelPhase.STARTING, ModelPhase.READY):
@@ -256,9 +264,10 @@ class Dispatcher(Board):
     def _grant_best(self, lane: LaneState, now: float) -> bool:
         """Give the lane's best job a place if it fits; whether it did.
 
-        It does not fit when (1) the lane is paused, full, or the gateway is going down; (2) its model holds a
-        place already and has no free slot, or is not ready for a further job; (3) its model holds no place
-        and no whole place is free; (4) a model that must leave for it still has jobs; (5) it would have to
+        Jobs that the lane's bar keeps out do not count. The best of the others does not fit when (1) the lane is
+        paused, full, or the gateway is going down; (2) its model holds a place already and has no free slot, or is
+        not ready for a further job; (3) its model holds no place and no whole place is free; (4) it cannot be sent
+        at once, and may not wait any longer; (5) a model that must leave for it still has jobs; (6) it would have to
         leave again for a model that is being loaded for a job.
         """
         if not self.queue.count(lane.plan.name):
@@ -267,18 +276,22 @@ class Dispatcher(Board):
         full = len(holders) >= lane.plan.size
         if lane.paused or self.shutting_down or (full and not any(model.takes_more for model in holders)):  # (1)
             return False
-        pick = self.queue.pick(lane.plan.name, now=now, resident=lane.resident)
-        assert pick is not None  # noqa: S101 - somebody waits
+        pick = self.queue.pick(lane.plan.name, now=now, resident=lane.resident, bar=self._bar(lane, holders))
+        if pick is None:
+            return False
         model = self.models[pick.winner.model]
         if model.grants and not model.takes_more:  # (2)
             return False
         if full and not model.grants:  # (3)
             return False
         leaving = self._must_leave(model)
-        if any(other.grants for other in leaving):  # (4)
+        leaves_at = self.leaves_at(pick.winner)
+        if leaves_at is not None and leaves_at <= now and (leaving or model.phase is not ModelPhase.READY):
+            return False  # (4): it ends right after this
+        if any(other.grants for other in leaving):  # (5)
             return False
         loading = [other.plan.id for other in holders if other.loading]
-        if any(self.residency.must_leave(other, [model.plan.id]) for other in loading):  # (5)
+        if any(self.residency.must_leave(other, [model.plan.id]) for other in loading):  # (6)
             return False
 
         self._dispatched += 1
@@ -290,8 +303,7 @@ class Dispatcher(Board):
             model.start_cause = start_cause(pick, leaving, lane)
         self._make_leave(leaving)
         job = self.queue.take(pick.winner.id)
-        grant = Grant(job=job, lane=lane.plan.name, score=dispatch.winner.score, clock=pick.clock, granted_at=now)
-        model.grants[job.id] = self._grants[job.id] = grant
+        self._hold(Grant(job=job, lane=lane.plan.name, score=dispatch.winner.score, clock=pick.clock, granted_at=now))
         return True
 
     def _serve_grants(self, lane: LaneState, now: float) -> None:

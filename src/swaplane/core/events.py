@@ -21,6 +21,9 @@ class Job:
     priority: int  #: the applied priority: base + tier bonus
     submitted_at: float  #: when it arrived, in seconds of the caller's monotonic clock
     label: str = ""  #: free text for people, such as "film=night-train; shot=12/174"
+    key: str = ""  #: name of the API key it came with; empty when it came without one
+    bytes: int = 0  #: of its request's body
+    max_wait_s: float | None = None  #: the longest it wants to wait, since submit; None: as long as its band may
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,7 @@ class JobArrived:
     """A request for a known model came in; its model may not be in the plan any more."""
 
     job: Job
+    promised: bool = False  #: its client was told that it is taken, so no limit refuses it any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,14 @@ class JobEnded:
 
     job_id: str
     outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityChanged:
+    """Somebody who may do so gives a job another priority; nothing happens unless it waits."""
+
+    job_id: str
+    priority: int  #: the applied one from now on
 
 
 class StartFault(StrEnum):
@@ -152,6 +164,7 @@ Event = (
     | JobsRestored
     | JobLeft
     | JobEnded
+    | PriorityChanged
     | ModelReady
     | ModelStartFailed
     | ModelStopped

@@ -1,26 +1,28 @@
-"""Why a job waits, and who goes before it. Reads the dispatcher; changes nothing.
+"""Why a job waits, who goes before it, and who used the GPU. Reads the dispatcher; changes nothing.
 
-The order of a waiting line is the comparison of `queue.pick` run forward in imagined time: the winner runs
-for as long as its model's jobs have taken so far, its member's clock moves, the next one is picked. It is a
-forecast: a later arrival with a higher score goes first, so a position may also grow.
+The order of a waiting line is `forecast`'s, so a position may also grow. Whoever is shown a reason may not be
+allowed to know of everybody's jobs: `sees` says which may be named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from swaplane.core.dispatcher import Dispatcher
 from swaplane.core.events import Job
-from swaplane.core.queue import Candidacy, Standing, leader
+from swaplane.core.forecast import Expected, forecast, lane_grants
 from swaplane.core.score import Score
 from swaplane.core.state import Grant, LaneState, ModelPhase
-from swaplane.core.turns import TurnClock
 
-#: Assumed run and load seconds of a model that has not run or loaded yet.
-UNKNOWN_RUN_S = 1.0
-UNKNOWN_LOAD_S = 10.0
+Sees = Callable[[Job], bool]
+
+
+def everything(_: Job) -> bool:
+    """Every job may be named."""
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,10 @@ class JobView:
     position: int | None  #: 1 = next; None when it holds a place, or stands too far back to be counted
     score: Score  #: now, or at the dispatch once it holds a place
     waited_s: float  #: since submit, until it was sent to its model
-    aging_s: float  #: on the clock that counts
+    aging_s: float  #: on the clock that counts; below 0 while its member's clock rests
+    ahead: Mapping[str, int] | None  #: jobs that are expected to go first, by band; None when it holds a place, or
+    #: stands too far back to be counted
+    expected_wait_s: float | None  #: from now until its place; None: a part of it was never measured, or not counted
     reason: str  #: one clause: why it is not running, or what it is doing
 
 
@@ -50,114 +55,45 @@ class LaneView:
     waiting_total: int
 
 
-class _Imagined(Candidacy):
-    """A copy of a standing whose jobs can be taken without taking them from the queue."""
-
-    def __init__(self, standing: Standing) -> None:
-        clock = TurnClock()
-        clock.last_end = standing.clock.last_end
-        super().__init__(clock)
-        self._lines: dict[tuple[str, int], tuple[Job, Iterator[Job]]] = {}
-        for line in standing.lines():
-            self._advance(iter(line))
-
-    def _advance(self, line: Iterator[Job]) -> None:
-        job = next(line, None)
-        if job is not None:
-            self._lines[job.model, job.priority] = (job, line)
-        self.heads_changed()
-
-    def take(self, job: Job) -> None:
-        _, line = self._lines.pop((job.model, job.priority))
-        self._advance(line)
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
-    def heads(self) -> Iterable[Job]:
-        return (job for job, _ in self._lines.values())
-
-    def heads_of(self, model: str) -> Iterable[Job]:
-        return (job for job, _ in self._lines.values() if job.model == model)
-
-
-def forecast(dispatcher: Dispatcher, lane: LaneState, now: float) -> Iterator[Job]:
-    """The lane's waiting jobs in the order in which they would be dispatched if nothing else arrived."""
-    holders = _grants(dispatcher, lane)
-    at = min((_expected_end(dispatcher, grant, now) for grant in holders), default=now)
-    standings = []
-    for original in dispatcher.queue.standings(lane.plan.name):
-        standing = _Imagined(original)
-        if original.clock.running:
-            standing.clock.last_end = at
-        standings.append(standing)
-    resident = lane.resident
-    for grant in holders:
-        resident = _with(dispatcher, grant.job.model, resident)
-    while found := leader(standings, now=at, resident=resident, rules=dispatcher.rules):
-        job = found.full[-1]
-        yield job
-        if job.model not in resident:
-            resident = _with(dispatcher, job.model, resident)
-            at += _load_s(dispatcher, job.model)
-        at += _run_s(dispatcher, job.model)
-        served = found.of
-        assert isinstance(served, _Imagined)  # noqa: S101 - it is one of those given
-        served.clock.last_end = at
-        served.take(job)
-        if not served:
-            standings.remove(served)
-
-
-def _grants(dispatcher: Dispatcher, lane: LaneState) -> list[Grant]:
-    """The lane's jobs that hold a place, oldest first."""
-    return [grant for grant in dispatcher.grants() if grant.lane == lane.plan.name]
-
-
-def _expected_end(dispatcher: Dispatcher, grant: Grant, now: float) -> float:
-    """When a job that holds a place ends if it takes as long as its model's jobs do; not before `now`."""
-    model = grant.job.model
-    sent_at = grant.granted_at + _load_s(dispatcher, model) if grant.sent_at is None else grant.sent_at
-    return max(now, sent_at + _run_s(dispatcher, model))
-
-
-def _run_s(dispatcher: Dispatcher, model: str) -> float:
-    measured = dispatcher.models[model].run_s
-    return UNKNOWN_RUN_S if measured is None else measured
-
-
-def _load_s(dispatcher: Dispatcher, model: str) -> float:
-    measured = dispatcher.models[model].load_s
-    return UNKNOWN_LOAD_S if measured is None else measured
-
-
-def _with(dispatcher: Dispatcher, model: str, resident: frozenset[str]) -> frozenset[str]:
-    return (resident - set(dispatcher.residency.must_leave(model, resident))) | {model}
-
-
-def lane_view(dispatcher: Dispatcher, lane: LaneState, now: float, *, limit: int) -> LaneView:
+def lane_view(dispatcher: Dispatcher, lane: LaneState, now: float, *, limit: int, sees: Sees = everything) -> LaneView:
     """The lane at `now`, with the first `limit` waiting jobs."""
     name = lane.plan.name
     total = dispatcher.queue.count(name)
-    first = list(islice(forecast(dispatcher, lane, now), limit))
-    ahead: dict[tuple[str, str], Job] = {}
+    owns: dict[tuple[str, str], Job] = {}
+    ahead: Counter[str] = Counter()
     waiting = []
-    for position, job in enumerate(first, start=1):
+    for expected in islice(forecast(dispatcher, lane, now), limit):
+        job = expected.job
         band = dispatcher.rules.band_of(job.priority).name
-        own = ahead.setdefault((job.member, band), job)
-        waiting.append(_waiting_view(dispatcher, lane, job, now, position, own if own is not job else None))
+        own = owns.setdefault((job.member, band), job)
+        place = _Place(expected=expected, ahead=dict(ahead), own_ahead=own if own is not job else None)
+        waiting.append(_waiting_view(dispatcher, lane, job, now, place, sees))
+        ahead[band] += 1
     return LaneView(
         name=name,
         size=lane.plan.size,
         paused=lane.paused,
         resident=tuple(sorted(lane.resident)),
-        running=tuple(_granted_view(dispatcher, grant, now) for grant in _grants(dispatcher, lane)),
+        running=tuple(_granted_view(dispatcher, grant, now) for grant in lane_grants(dispatcher, lane)),
         waiting=tuple(waiting),
         waiting_total=total,
     )
 
 
-def job_view(dispatcher: Dispatcher, job_id: str, now: float, *, limit: int) -> JobView | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a waiting job stands in the line."""
+
+    expected: Expected
+    ahead: Mapping[str, int]
+    own_ahead: Job | None  # the first job of its member in its band, if that is another
+
+    @property
+    def position(self) -> int:
+        return sum(self.ahead.values()) + 1
+
+
+def job_view(dispatcher: Dispatcher, job_id: str, now: float, *, limit: int, sees: Sees = everything) -> JobView | None:
     """One job that waits or holds a place; None when it does neither. Its position is counted up to `limit`."""
     grant = dispatcher.grant(job_id)
     if grant is not None:
@@ -165,10 +101,10 @@ def job_view(dispatcher: Dispatcher, job_id: str, now: float, *, limit: int) -> 
     if job_id not in dispatcher.queue:
         return None
     lane = dispatcher.lanes[dispatcher.queue.lane_of(job_id)]
-    for view in lane_view(dispatcher, lane, now, limit=limit).waiting:
+    for view in lane_view(dispatcher, lane, now, limit=limit, sees=sees).waiting:
         if view.job.id == job_id:
             return view
-    return _waiting_view(dispatcher, lane, dispatcher.queue.job(job_id), now, None, None)
+    return _waiting_view(dispatcher, lane, dispatcher.queue.job(job_id), now, None, sees)
 
 
 def _granted_view(dispatcher: Dispatcher, grant: Grant, now: float) -> JobView:
@@ -186,6 +122,8 @@ def _granted_view(dispatcher: Dispatcher, grant: Grant, now: float) -> JobView:
         score=grant.score,
         waited_s=until - grant.job.submitted_at,
         aging_s=grant.granted_at - grant.clock,
+        ahead=None,
+        expected_wait_s=None,
         reason=reason,
     )
 
@@ -196,41 +134,46 @@ def _loading_phase(dispatcher: Dispatcher, grant: Grant) -> str:
 
 
 def _waiting_view(
-    dispatcher: Dispatcher,
-    lane: LaneState,
-    job: Job,
-    now: float,
-    position: int | None,
-    own_ahead: Job | None,
+    dispatcher: Dispatcher, lane: LaneState, job: Job, now: float, place: _Place | None, sees: Sees
 ) -> JobView:
     clock = dispatcher.queue.clock(job, lane.plan.name).starts_at(job.submitted_at, now, dispatcher.rules)
     return JobView(
         job=job,
         band=dispatcher.rules.band_of(job.priority).name,
         state="waiting",
-        position=position,
+        position=None if place is None else place.position,
         score=dispatcher.rules.score(job.priority, resident=job.model in lane.resident, now=now, clock=clock),
         waited_s=now - job.submitted_at,
         aging_s=now - clock,
-        reason=_waiting_reason(dispatcher, lane, job, position, own_ahead),
+        ahead=None if place is None else place.ahead,
+        expected_wait_s=place.expected.at - now if place is not None and place.expected.known else None,
+        reason=_waiting_reason(dispatcher, lane, job, place, sees),
     )
 
 
-def _waiting_reason(
-    dispatcher: Dispatcher, lane: LaneState, job: Job, position: int | None, own_ahead: Job | None
-) -> str:
+def _waiting_reason(dispatcher: Dispatcher, lane: LaneState, job: Job, place: _Place | None, sees: Sees) -> str:
     if lane.paused:
         return f"lane {lane.plan.name} is paused"
-    if position is None:
+    if lane.bar.keeps_out(job):
+        if job.member in lane.bar.members:
+            member = job.member if sees(job) else "its member"
+            return f"until a job of {member} ends: it has as many running as it may"
+        if job.key in lane.bar.keys:
+            key = f"key {job.key}" if sees(job) else "its key"
+            return f"until a job of {key} ends: it has as many running as it may"
+        return "the place that is left is reserved for a higher band"
+    if place is None:
         return "far back in the line"
-    if own_ahead is not None:
-        return f"behind your own {own_ahead.id}"
-    if position > 1:
-        return f"behind {position - 1} other{'s' if position > 2 else ''}"
-    return f"next, when {_what_it_waits_for(dispatcher, lane, job)}"
+    if place.own_ahead is not None:
+        named = sees(job) and sees(place.own_ahead)
+        return f"behind your own {place.own_ahead.id}" if named else "behind another job of the same member"
+    others = place.position - 1
+    if others:
+        return f"behind {others} other{'s' if others > 1 else ''}"
+    return f"next, when {_what_it_waits_for(dispatcher, lane, job, sees)}"
 
 
-def _what_it_waits_for(dispatcher: Dispatcher, lane: LaneState, job: Job) -> str:
+def _what_it_waits_for(dispatcher: Dispatcher, lane: LaneState, job: Job, sees: Sees) -> str:
     """What keeps the first in line from its place, in the order in which `Dispatcher._grant_best` looks at it."""
     model = dispatcher.models[job.model]
     if model.loading and len(model.grants) < model.plan.slots:
@@ -243,6 +186,52 @@ def _what_it_waits_for(dispatcher: Dispatcher, lane: LaneState, job: Job) -> str
     grants = [grant for each in blockers for grant in each.grants.values()]
     if len(grants) == 1:
         doing = "runs" if grants[0].running else "loads"
-        return f"{grants[0].job.id} of {grants[0].job.member} ends ({grants[0].job.model} {doing}){swap}"
+        holder = grants[0].job
+        who = f"{holder.id} of {holder.member}" if sees(holder) else "somebody else's job"
+        return f"{who} ends ({holder.model} {doing}){swap}"
     ids = " and ".join(each.plan.id for each in blockers)
     return f"all jobs of {ids} end{swap}" if leaving else f"a job of {ids} ends{swap}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberView:
+    """One member, as people are shown it."""
+
+    member: str
+    weight: float
+    running: int  #: jobs that hold a place
+    waiting: int
+    gpu_s: float  #: since the gateway's start; running jobs count from their start
+    share: float  #: of all members' `gpu_s`, 0 to 1
+    hour_gpu_s: float  #: within the last hour
+    budget_left_s: float | None  #: of what it may use per hour at the band that has a budget; None without one
+
+
+def members_view(dispatcher: Dispatcher, now: float) -> tuple[MemberView, ...]:
+    """Everybody who waits, runs or was served since the gateway's start; who used most comes first."""
+    running: Counter[str] = Counter()
+    under_way: defaultdict[str, float] = defaultdict(float)
+    for grant in dispatcher.grants():
+        running[grant.job.member] += 1
+        if grant.sent_at is not None:
+            slots = dispatcher.models[grant.job.model].plan.slots
+            under_way[grant.job.member] += (now - grant.sent_at) / slots
+    usage = dispatcher.usage
+    total_s = usage.total_s + sum(under_way.values())
+    views = []
+    for member in {*usage.members, *running, *dispatcher.queue.tally.members()}:
+        used = usage.members.get(member)
+        gpu_s = under_way[member] + (0.0 if used is None else used.gpu_s)
+        views.append(
+            MemberView(
+                member=member,
+                weight=dispatcher.rules.weight_of(member),
+                running=running[member],
+                waiting=dispatcher.queue.tally.of_member(member),
+                gpu_s=gpu_s,
+                share=gpu_s / total_s if total_s else 0.0,
+                hour_gpu_s=under_way[member] + (0.0 if used is None else used.hour.sum(now)),
+                budget_left_s=dispatcher.left_of_budget_s(member, now),
+            )
+        )
+    return tuple(sorted(views, key=lambda view: (-view.gpu_s, view.member)))

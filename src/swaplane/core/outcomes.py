@@ -16,10 +16,12 @@ class Outcome(StrEnum):
     # Refused before waiting.
     REFUSED_BACKOFF = "refused_backoff"  #: its model keeps crashing at start and is left alone for a while
     REFUSED_STOPPING = "refused_stopping"  #: the gateway is shutting down
+    REFUSED_FULL = "refused_full"  #: a limit of what may wait is reached
 
     # Dropped while waiting: it never held a place, or its model never became ready.
     LEFT_WAITING = "left_waiting"  #: the client went away before its job was sent to the model
     CANCELLED_WAITING = "cancelled_waiting"  #: cancelled by request before it was sent to the model
+    WAITED_TOO_LONG = "waited_too_long"  #: it was not sent to its model in the time it may wait
     START_FAILED = "start_failed"  #: the model's server could not be started
     UNLOADED_WAITING = "unloaded_waiting"  #: its model was unloaded by request while it was loading for this job
     MODEL_REMOVED = "model_removed"  #: its model vanished from the configuration

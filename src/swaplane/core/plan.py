@@ -6,8 +6,10 @@ Built by `config`, replaced whole by a `PlanChanged` event. It holds no commands
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from swaplane.core.limits import Limits
 from swaplane.core.residency import Residency
 from swaplane.core.score import ScoreRules
 
@@ -29,6 +31,8 @@ class LanePlan:
 
     name: str
     size: int = 1  #: places; a model with running jobs holds one
+    reserve: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Places by band that jobs of lower bands may not take; fewer than `size` in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +43,4 @@ class Plan:
     lanes: Mapping[str, LanePlan]  #: by name; every model's lane is in it
     residency: Residency
     rules: ScoreRules
+    limits: Limits = field(default_factory=Limits)

@@ -1,228 +1,20 @@
-"""The waiting jobs of all lanes, and who of them goes next.
+"""The waiting jobs of all lanes, and the turn clocks.
 
-`pick` is one comparison in two passes of the same formula. (1) Within one (member, band) the candidate is
-the job with the best score, its clock being its submit time. (2) Between the candidates the best score wins,
-the clock being the member's turn clock. Ties: earlier clock, then arrival number.
-
-Only heads can win: the first job of each (member, band, model, priority). All scores grow at the same rate, so
-`now` cancels out of every comparison. What is compared is `points * divisor - clock`, in seconds and not in
-points, because that keeps equal scores exactly equal; it is kept until a head, the set of resident models or the
-clock changes. A decision costs one scan over the (member, band)s that wait.
-
-The queue starts nothing and does not know whether the winner fits; that is the dispatcher's matter.
+Keeps them by (lane, member, band), as `comparison` wants them, and adds them up. It chooses by asking `comparison`
+and starts nothing: whether the winner fits is the dispatcher's matter.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from math import inf
-from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
+from swaplane.core.comparison import BY_SUBMIT, OPEN, Bar, Pick, Standing, pick
 from swaplane.core.events import Job, Turn
 from swaplane.core.score import ScoreRules
-from swaplane.core.turns import TurnClock, TurnClocks, turn_key
-
-#: (seconds of aging that the job is ahead, or without aging its points; -clock; -seq; the job): the greatest wins.
-Rank = tuple[float, float, int, Job]
-
-#: Sorts jobs by submit: the order of arrival too, but for jobs that are restored.
-BY_SUBMIT: attrgetter[tuple[float, int]] = attrgetter("submitted_at", "seq")
-
-
-class Ranks(NamedTuple):
-    """A (member, band) in the second pass: the job that represents it in each comparison, with its rank."""
-
-    full: Rank
-    without_aging: Rank
-    without_affinity: Rank
-    without_turns: Rank
-    first_come: Job
-    of: Candidacy
-
-
-class Candidacy(ABC):
-    """A (member, band) as `pick` sees it: a clock, and lines of jobs that differ in nothing but arrival."""
-
-    def __init__(self, clock: TurnClock) -> None:
-        self.clock = clock
-        self._affinities: dict[int, float] = {}  # by priority
-        self._plain: tuple[Rank, Rank, Job] | None = None
-        self._ranks: Ranks | None = None
-        self._ranked_for: Collection[str] = ()  # the resident models and ...
-        self._ranked_from = inf  # ... the floor of the clock for which the ranks hold
-
-    @abstractmethod
-    def heads(self) -> Iterable[Job]:
-        """The first job of each line."""
-
-    @abstractmethod
-    def heads_of(self, model: str) -> Iterable[Job]:
-        """The first job of each line of one model."""
-
-    def heads_changed(self) -> None:
-        """Forget both passes."""
-        self._plain = self._ranks = None
-
-    def ranks(self, now: float, resident: Collection[str], rules: ScoreRules) -> Ranks:
-        """Both passes' part in the comparison. `resident` is known by identity: pass the same object until it changes.
-
-        The rules are those of the queue, for good.
-        """
-        floor = self.clock.floor(now, rules)
-        if self._ranks is None or self._ranked_from != floor or self._ranked_for is not resident:
-            self._ranks = self._rank(floor, resident, rules)
-            self._ranked_from, self._ranked_for = floor, resident
-        return self._ranks
-
-    def _rank(self, floor: float, resident: Collection[str], rules: ScoreRules) -> Ranks:
-        # (1) Every clock is the submit time.
-        divisor = rules.aging_divisor_s
-        if self._plain is None:
-            heads = list(self.heads())
-            self._plain = (
-                max(_ranked(job, 0.0, divisor) for job in heads),
-                max(_unaged(job, 0.0) for job in heads),
-                min(heads, key=BY_SUBMIT),
-            )
-        by_age, by_number, first_come = self._plain
-        full, number = by_age, by_number
-        # Affinity only adds, so beside the best without it only the resident models' heads can win with it.
-        for model in resident:
-            for job in self.heads_of(model):
-                affinity = self._affinity(job, rules)
-                full = max(full, _ranked(job, affinity, divisor))
-                number = max(number, _unaged(job, affinity))
-        # (2) The turn clock.
-        return Ranks(
-            full=_on_turn(full, floor),
-            without_aging=_on_turn(number, floor, aging=False),
-            without_affinity=_on_turn(by_age, floor),
-            without_turns=full,
-            first_come=first_come,
-            of=self,
-        )
-
-    def _affinity(self, job: Job, rules: ScoreRules) -> float:
-        affinity = self._affinities.get(job.priority)
-        if affinity is None:
-            affinity = self._affinities[job.priority] = rules.affinity_for(job.priority)
-        return affinity
-
-
-def _ranked(job: Job, affinity: float, divisor: float) -> Rank:
-    """A job's rank on its submit time."""
-    return ((job.priority + affinity) * divisor - job.submitted_at, -job.submitted_at, -job.seq, job)
-
-
-def _unaged(job: Job, affinity: float) -> Rank:
-    return (job.priority + affinity, -job.submitted_at, -job.seq, job)
-
-
-def _on_turn(rank: Rank, floor: float, *, aging: bool = True) -> Rank:
-    """The same rank on the turn clock."""
-    ahead, minus_submitted, minus_seq, job = rank
-    later_s = floor + minus_submitted
-    if later_s <= 0:
-        return rank
-    return (ahead - later_s if aging else ahead, -floor, minus_seq, job)
-
-
-class Standing(Candidacy):
-    """The waiting jobs of one (member, band) in one lane."""
-
-    def __init__(self, clock: TurnClock) -> None:
-        super().__init__(clock)
-        self._lines: dict[str, dict[int, OrderedDict[str, Job]]] = {}
-
-    def add(self, job: Job) -> None:
-        """Put a job into its line, which is in order of submit: at its end, but for jobs that are restored."""
-        of_model = self._lines.setdefault(job.model, {})
-        line = of_model.setdefault(job.priority, OrderedDict())
-        last = next(reversed(line.values()), None)
-        line[job.id] = job
-        if last is None:
-            self.heads_changed()
-        elif BY_SUBMIT(job) < BY_SUBMIT(last):
-            self.heads_changed()
-            of_model[job.priority] = OrderedDict((each.id, each) for each in sorted(line.values(), key=BY_SUBMIT))
-
-    def remove(self, job: Job) -> None:
-        """Take a job out, wherever in its line it stands."""
-        of_model = self._lines[job.model]
-        line = of_model[job.priority]
-        if next(iter(line)) == job.id:
-            self.heads_changed()
-        del line[job.id]
-        if not line:
-            del of_model[job.priority]
-        if not of_model:
-            del self._lines[job.model]
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
-    def lines(self) -> Iterator[Iterable[Job]]:
-        """The lines, each in order of submit."""
-        return (line.values() for of_model in self._lines.values() for line in of_model.values())
-
-    def heads(self) -> Iterable[Job]:
-        """The first job of each line."""
-        return (next(iter(line)) for line in self.lines())
-
-    def heads_of(self, model: str) -> Iterable[Job]:
-        """The first job of each line of one model."""
-        return (next(iter(line.values())) for line in self._lines.get(model, {}).values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
-    """One comparison's result."""
-
-    winner: Job
-    clock: float  #: from which the winner ages, seconds
-    runner_up: Job | None  #: the best candidate of another (member, band)
-    runner_up_clock: float
-    without_aging: Job  #: who would have won with the aging term off, ...
-    without_affinity: Job  #: ... with the affinity term off, ...
-    without_turns: Job  #: ... with every clock at the submit, ...
-    first_come: Job  #: ... first-come-first-served
-
-
-def pick(candidacies: Iterable[Candidacy], *, now: float, resident: Collection[str], rules: ScoreRules) -> Pick | None:
-    """The second pass, with its four variants: the same comparison with one term switched off.
-
-    The variant without aging keeps the turn clock as its tie-break, so that taking turns is not blamed on
-    aging. None when there is no candidate.
-    """
-    ranks = [each.ranks(now, resident, rules) for each in candidacies]
-    if not ranks:
-        return None
-    winner = max(ranks, key=_FULL)
-    runner_up = max((each for each in ranks if each is not winner), key=_FULL, default=None)
-    return Pick(
-        winner=winner.full[-1],
-        clock=-winner.full[1],
-        runner_up=runner_up.full[-1] if runner_up else None,
-        runner_up_clock=-runner_up.full[1] if runner_up else 0.0,
-        without_aging=max(ranks, key=_WITHOUT_AGING).without_aging[-1],
-        without_affinity=max(ranks, key=_WITHOUT_AFFINITY).without_affinity[-1],
-        without_turns=max(ranks, key=_WITHOUT_TURNS).without_turns[-1],
-        first_come=min((each.first_come for each in ranks), key=BY_SUBMIT),
-    )
-
-
-_FULL, _WITHOUT_AGING, _WITHOUT_AFFINITY, _WITHOUT_TURNS = map(itemgetter, range(4))
-
-
-def leader(
-    candidacies: Iterable[Candidacy], *, now: float, resident: Collection[str], rules: ScoreRules
-) -> Ranks | None:
-    """The second pass without its variants: the winner's ranks; None when there is no candidate."""
-    return max((each.ranks(now, resident, rules) for each in candidacies), key=_FULL, default=None)
+from swaplane.core.tally import Tally
+from swaplane.core.turns import ClockKey, TurnClock, TurnClocks, turn_key
 
 
 class Queue:
@@ -232,7 +24,8 @@ class Queue:
         self._rules = rules
         self._jobs: dict[str, tuple[Job, str]] = {}
         self._standings: dict[str, dict[tuple[str, str], Standing]] = {}
-        self._clocks = TurnClocks()
+        self._clocks = TurnClocks(rules)
+        self.tally = Tally()  #: of all lanes
         self._waiting_for: Counter[str] = Counter()
         self._waiting_in: Counter[str] = Counter()
 
@@ -256,6 +49,7 @@ class Queue:
             standings[key] = Standing(self.clock(job, lane))
         standings[key].add(job)
         self._jobs[job.id] = (job, lane)
+        self.tally.add(job, self._rules.band_of(job.priority).name)
         self._waiting_for[job.model] += 1
         self._waiting_in[lane] += 1
 
@@ -268,6 +62,7 @@ class Queue:
         if not standing:
             del self._standings[lane][key]
         self._let_go(lane, key)
+        self.tally.remove(job, self._rules.band_of(job.priority).name)
         self._waiting_for[job.model] -= 1
         self._waiting_in[lane] -= 1
         return job
@@ -278,10 +73,16 @@ class Queue:
         self.clock(job, lane).started()
         return self.remove(job_id)
 
-    def give_back(self, job: Job, lane: str, now: float, *, ran: bool) -> None:
-        """A job that was taken has ended; `ran` says whether it consumed its turn."""
-        self.clock(job, lane).ended(now, ran=ran)
-        self._let_go(lane, self._key(job))
+    def give_back(self, job: Job, lane: str, now: float, *, service_s: float | None, clock: float) -> None:
+        """A job that was taken has ended: see `TurnClocks.ended`."""
+        key = self._key(job)
+        self._clocks.ended((lane, *key), now, service_s=service_s, clock=clock)
+        self._let_go(lane, key)
+
+    def change_priority(self, job_id: str, priority: int) -> None:
+        """Move a job into another line; it has waited there as long. Raises KeyError when it does not wait."""
+        lane = self.lane_of(job_id)
+        self.add(replace(self.remove(job_id), priority=priority), lane)
 
     def waits_for(self, model: str) -> bool:
         """Whether any job for this model waits."""
@@ -291,9 +92,9 @@ class Queue:
         """How many jobs wait in this lane."""
         return self._waiting_in[lane]
 
-    def jobs(self, *, model: str | None = None) -> list[Job]:
-        """Waiting jobs in order of arrival, of one model if named."""
-        found = (job for job, _ in self._jobs.values() if model is None or job.model == model)
+    def jobs(self, *, model: str | None = None, member: str | None = None) -> list[Job]:
+        """Waiting jobs in order of arrival, of one model and one member if named."""
+        found = (job for job, _ in self._jobs.values() if model in (None, job.model) and member in (None, job.member))
         return sorted(found, key=lambda job: job.seq)
 
     def job(self, job_id: str) -> Job:
@@ -308,13 +109,17 @@ class Queue:
         """What `pick` compares in this lane."""
         return self._standings.get(lane, {}).values()
 
-    def pick(self, lane: str, *, now: float, resident: Collection[str]) -> Pick | None:
-        """Who goes next in this lane; None when nobody waits."""
-        return pick(self.standings(lane), now=now, resident=resident, rules=self._rules)
+    def pick(self, lane: str, *, now: float, resident: Collection[str], bar: Bar = OPEN) -> Pick | None:
+        """Who goes next in this lane; None when nobody waits whom the bar lets pass."""
+        return pick(self.standings(lane), now=now, resident=resident, rules=self._rules, bar=bar)
 
     def clock(self, job: Job, lane: str) -> TurnClock:
         """The turn clock of this (lane, member, band), of which this job waits or holds a place."""
         return self._clocks.use((lane, *self._key(job)))
+
+    def shares(self, lane: str) -> Mapping[ClockKey, float]:
+        """See `TurnClocks.shares`."""
+        return self._clocks.shares(lane)
 
     def remember(self, turn: Turn) -> None:
         """Move the clock of a (lane, member, band) on to the end of its last job, whether a job of it waits or not."""
@@ -327,7 +132,7 @@ class Queue:
         clock keeps its last end where its (lane, member, band) still exists under the new rules.
         """
         queue = Queue(rules)
-        queue._clocks = self._clocks.unused()
+        queue._clocks = self._clocks.unused(rules)
         for job, lane in holding:
             queue.clock(job, lane).started()
         for job in sorted(self.jobs(), key=BY_SUBMIT):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from swaplane.core.commands import Contender, Dispatch, StartCause
+from swaplane.core.comparison import Pick
 from swaplane.core.events import Job
-from swaplane.core.queue import Pick, Queue
+from swaplane.core.queue import Queue
 from swaplane.core.score import ScoreRules
 from swaplane.core.state import LaneState, ModelPhase, ModelState
 

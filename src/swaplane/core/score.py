@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Literal
 
 AgingClock = Literal["turn", "submit"]
-Fairness = Literal["turns", "none"]
+Fairness = Literal["turns", "gpu_time", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,9 @@ class ScoreRules:
     swap_affinity: float = 10.0  #: points for a job whose model is resident
     aging_divisor_s: float = 60.0  #: seconds of waiting that are worth one point
     aging_clock: AgingClock = "turn"  #: whether a member's jobs age one at a time, or all at once since submit
-    fairness: Fairness = "turns"  #: whether members take turns, or a whole band is one line
+    fairness: Fairness = "turns"  #: whether members share turns, share GPU time, or a whole band is one line
+    weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """By member, above 0: a member of weight 2 gets twice the share of one of weight 1, which is everybody else's."""
     priority_min: int = -1000  #: smaller requests are clamped to this
     priority_max: int = 1000  #: larger requests are clamped to this
     _values: tuple[int, ...] = field(init=False, repr=False, compare=False)  #: of the bands
@@ -74,6 +76,10 @@ class ScoreRules:
         """The greatest band that is not above `priority`; below all bands, the lowest."""
         return self.bands[max(bisect_right(self._values, priority) - 1, 0)]
 
+    def value_of(self, band: str) -> int:
+        """The value of the band of this name. Raises StopIteration when there is none."""
+        return next(each.value for each in self.bands if each.name == band)
+
     def split(self, priority: int) -> tuple[int, int]:
         """`priority` as (base, tier_bonus): -98 is band -100 and tier bonus 2.
 
@@ -82,6 +88,14 @@ class ScoreRules:
         base = self.band_of(priority).value
         bonus = priority - base
         return (base, bonus) if bonus in self.tiers.values() else (priority, 0)
+
+    def weight_of(self, member: str) -> float:
+        """A member's share of the GPU compared with others at the same priority."""
+        return self.weights.get(member, 1.0)
+
+    def turns_of(self, member: str) -> float:
+        """How many turns a member gets for one of the member with the smallest weight; at least 1."""
+        return self.weight_of(member) / min(1.0, *self.weights.values()) if self.weights else 1.0
 
     def affinity_for(self, priority: int) -> float:
         """Points for a job of this priority when its model is resident.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swaplane.core.commands import StartCause
+from swaplane.core.comparison import OPEN, Bar
 from swaplane.core.events import Job
 from swaplane.core.plan import LanePlan, ModelPlan
 from swaplane.core.score import Score
@@ -85,3 +86,4 @@ class LaneState:
     plan: LanePlan
     paused: bool = False
     resident: frozenset[str] = frozenset()  #: ready models; the same object until it changes
+    bar: Bar = OPEN  #: who may not be given a place in it now; the same object until it changes

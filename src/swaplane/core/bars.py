@@ -1,0 +1,72 @@
+"""Who may not be given a place now: the `Bar` of a lane.
+
+Decides by the limits of running jobs and by reserved places. `gatekeeper` asks for what holds places, `forecast` for
+what it imagines to hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import inf
+
+from swaplane.core.comparison import OPEN, Bar
+from swaplane.core.events import Job
+from swaplane.core.limits import Limits
+from swaplane.core.plan import LanePlan
+from swaplane.core.score import ScoreRules
+
+Holder = tuple[str, str]  #: ("member" or "key", name)
+
+
+def holders_of(job: Job) -> tuple[Holder, Holder]:
+    """For whom a job that holds a place counts."""
+    return (("member", job.member), ("key", job.key))
+
+
+def has_bar(lane: LanePlan, limits: Limits) -> bool:
+    """Whether anybody may ever be kept out of a lane."""
+    return limits.max_running is not None or bool(limits.running_of_keys) or bool(lane.reserve)
+
+
+def bar_of(
+    lane: LanePlan,
+    limits: Limits,
+    rules: ScoreRules,
+    *,
+    held: Mapping[Holder, int],
+    tops: Collection[int],
+    joinable: Collection[str],
+) -> Bar:
+    """Who is kept out of a lane.
+
+    `held` counts jobs with a place in any lane. `tops` has the highest priority of the jobs of each place of this
+    lane that is taken; `joinable` are the models which hold one and have a free slot.
+    """
+    members: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
+    if limits.max_running is not None or limits.running_of_keys:
+        most = inf if limits.max_running is None else limits.max_running
+        full = [
+            (kind, name)
+            for (kind, name), count in held.items()
+            if count >= (most if kind == "member" else limits.running_of_keys.get(name, inf))
+        ]
+        members = frozenset(name for kind, name in full if kind == "member")
+        keys = frozenset(name for kind, name in full if kind == "key")
+    below = _reserved_below(lane, rules, tops) if lane.reserve else -inf
+    bar = Bar(members, keys, below, frozenset(joinable) if below > -inf else frozenset())
+    return OPEN if bar == OPEN else bar
+
+
+def _reserved_below(lane: LanePlan, rules: ScoreRules, tops: Collection[int]) -> float:
+    """Jobs of a priority below this may not take a further place: those that are left are reserved.
+
+    A place counts for the most urgent of the jobs that hold it.
+    """
+    left = lane.size
+    for band in reversed(rules.bands):
+        reserved = lane.reserve.get(band.name, 0)
+        left -= reserved
+        if reserved and sum(top < band.value for top in tops) >= left:
+            return band.value
+    return -inf
