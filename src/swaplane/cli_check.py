@@ -1,7 +1,8 @@
 """What a configuration will run, as one JSON document and as text for people.
 
 Only renders resolved settings; what is right or wrong about a file is decided in `config.load`. Values of
-environment variables are left out, because they often hold secrets. Called by `swaplane check`.
+environment variables are left out, because they often hold secrets, and so are the hashes of API keys. Called by
+`swaplane check`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from swaplane.config.settings import ModelSettings, Settings
+from swaplane.config.settings import Key, ModelSettings, Settings
+from swaplane.core.limits import Allowance, Limits
 from swaplane.core.score import ScoreRules, band_distance
 
 
 def described(settings: Settings) -> dict[str, Any]:
-    """The settings as JSON: models, groups, lanes, the score's rules and the warnings."""
+    """The settings as JSON: models, groups, lanes, the score's rules, limits, keys and the warnings."""
     rules = settings.rules
     return {
         "file": settings.path,
@@ -37,6 +39,7 @@ def described(settings: Settings) -> dict[str, Any]:
             {
                 "name": lane.name,
                 "size": lane.size,
+                "reserve": dict(lane.reserve),
                 "models": [model.id for model in settings.models.values() if model.lane == lane.name],
             }
             for lane in settings.lanes.values()
@@ -48,9 +51,12 @@ def described(settings: Settings) -> dict[str, Any]:
             "aging_divisor": rules.aging_divisor_s,
             "aging_clock": rules.aging_clock,
             "fairness": rules.fairness,
+            "weights": dict(rules.weights),
             "priority_limits": [rules.priority_min, rules.priority_max],
             "distance": _distance(rules),
         },
+        "limits": _limits(settings.limits),
+        "keys": [_key(key, settings.limits) for key in settings.keys],
         "warnings": list(settings.warnings),
     }
 
@@ -71,6 +77,40 @@ def _model(model: ModelSettings) -> dict[str, Any]:
         "ttl_s": model.ttl_s,
         "use_model_name": model.use_model_name or None,
         "unlisted": model.unlisted,
+        "send_loading_state": model.send_loading_state,
+    }
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    """Numbers and seconds; null stands for no limit."""
+    budget = limits.budget
+    return {
+        **_allowance(limits.total),
+        "bands": {band: _allowance(allowance) for band, allowance in limits.bands.items()},
+        "member": _allowance(limits.member),
+        "max_running_per_member": limits.max_running,
+        "max_wait_s": dict(limits.max_wait_s),
+        "interactive_budget": None if budget is None else {"band": budget.band, "gpu_s_per_hour": budget.gpu_s},
+    }
+
+
+def _allowance(allowance: Allowance) -> dict[str, Any]:
+    return {"waiting": allowance.jobs, "waiting_bytes": allowance.bytes}
+
+
+def _key(key: Key, limits: Limits) -> dict[str, Any]:
+    return {
+        "name": key.name,
+        "member": key.member,
+        "tier_bonus": key.tier_bonus,
+        "max_priority": key.max_priority,
+        "trust_member_header": key.trust_member_header,
+        "admin": key.admin,
+        "models": None if key.models is None else sorted(key.models),
+        "limits": {
+            **_allowance(limits.keys.get(key.name, Allowance())),
+            "running": limits.running_of_keys.get(key.name),
+        },
     }
 
 
@@ -116,6 +156,13 @@ def print_report(settings: Settings) -> None:
     console.print(_band_table(document["scheduling"]))
     for line in _rule_lines(document["scheduling"]):
         console.print(line)
+    console.print("\nLimits", style="bold")
+    console.print(_facts(_limit_facts(document["limits"])))
+    console.print("\nKeys", style="bold")
+    if not document["keys"]:
+        console.print("  none: whoever reaches the gateway may do everything")
+    else:
+        console.print(_facts([(key["name"], _key_words(key, settings.rules)) for key in document["keys"]]))
     for warning in settings.warnings:
         console.print(f"\nwarning: {warning}", style="yellow")
 
@@ -145,6 +192,7 @@ def _model_facts(model: dict[str, Any]) -> list[tuple[str, str]]:
         ("ttl", ttl),
         ("model name", f"its server is sent `{model['use_model_name']}`" if model["use_model_name"] else ""),
         ("unlisted", "left out of /v1/models" if model["unlisted"] else ""),
+        ("while it waits", "a streamed chat is told so in its text" if model["send_loading_state"] else ""),
     ]
     return [(name, text) for name, text in facts if text]
 
@@ -157,7 +205,54 @@ def _group_words(group: dict[str, Any]) -> str:
 
 
 def _lane_words(lane: dict[str, Any]) -> str:
-    return f"{_count(lane['size'], 'place')}: {', '.join(lane['models']) or 'no models'}"
+    reserved = "".join(f", {count} reserved for {band}" for band, count in lane["reserve"].items())
+    return f"{_count(lane['size'], 'place')}{reserved}: {', '.join(lane['models']) or 'no models'}"
+
+
+def _limit_facts(limits: dict[str, Any]) -> list[tuple[str, str]]:
+    budget = limits["interactive_budget"]
+    running = limits["max_running_per_member"]
+    facts = [
+        ("waiting", _waiting_words(limits)),
+        *((f"waiting in {band}", _waiting_words(allowance)) for band, allowance in limits["bands"].items()),
+        ("waiting of a member", _waiting_words(limits["member"])),
+        ("running of a member", "" if running is None else _count(running, "job")),
+        ("longest wait", ", ".join(f"{band} {seconds:g} s" for band, seconds in limits["max_wait_s"].items())),
+        (
+            "budget of a member",
+            "" if budget is None else f"{budget['gpu_s_per_hour'] / 60:g} minutes an hour from {budget['band']} up",
+        ),
+    ]
+    return [(name, text or "no limit") for name, text in facts]
+
+
+def _waiting_words(allowance: dict[str, Any]) -> str:
+    jobs, size = allowance["waiting"], allowance["waiting_bytes"]
+    words = ["" if jobs is None else _count(jobs, "job"), "" if size is None else _size(size)]
+    return ", ".join(filter(None, words))
+
+
+def _size(size: int) -> str:
+    """Bytes in the greatest unit that leaves no fraction."""
+    units = {"GiB": 1 << 30, "GB": 10**9, "MiB": 1 << 20, "MB": 10**6, "KiB": 1 << 10, "kB": 1000}
+    return next((f"{size // bytes_} {unit}" for unit, bytes_ in units.items() if not size % bytes_), f"{size} bytes")
+
+
+def _key_words(key: dict[str, Any], rules: ScoreRules) -> str:
+    member = key["member"] or "anonymous"
+    tier = next((name for name, bonus in rules.tiers.items() if bonus == key["tier_bonus"]), None)
+    limits = key["limits"]
+    running = limits["running"]
+    words = [
+        f"member named by each request, else {member}" if key["trust_member_header"] else f"member {member}",
+        f"tier {tier} +{key['tier_bonus']}" if key["tier_bonus"] else "",
+        "" if key["max_priority"] is None else f"priorities up to {key['max_priority']}",
+        "" if key["models"] is None else f"models {', '.join(key['models'])}",
+        f"waiting {waiting}" if (waiting := _waiting_words(limits)) else "",
+        "" if running is None else f"running {_count(running, 'job')}",
+        "admin" if key["admin"] else "",
+    ]
+    return "; ".join(filter(None, words))
 
 
 def _band_table(scheduling: dict[str, Any]) -> Table:
@@ -173,10 +268,11 @@ def _band_table(scheduling: dict[str, Any]) -> Table:
 
 def _rule_lines(scheduling: dict[str, Any]) -> list[str]:
     tiers = ", ".join(f"{name} +{bonus}" for name, bonus in scheduling["tiers"].items()) or "none"
+    weights = "".join(f", {member} {weight:g}" for member, weight in scheduling["weights"].items())
     lines = [
         f"  tiers {tiers}; resident model +{scheduling['swap_affinity']:g}; "
         f"1 point per {scheduling['aging_divisor']:g} s; aging_clock {scheduling['aging_clock']}; "
-        f"fairness {scheduling['fairness']}"
+        f"fairness {scheduling['fairness']}{weights and f'; weights {weights[2:]}, others 1'}"
     ]
     distance = scheduling["distance"]
     if distance is None:

@@ -18,14 +18,26 @@ SECTIONS: dict[str, tuple[type[schema.Section], ...]] = {
     "Completion": (schema.CompletionEntry,),
     "Groups": (schema.GroupEntry, schema.Routing, schema.Router, schema.RouterSettings),
     "Scheduling": (schema.SchedulingEntry, schema.LaneEntry),
+    "Limits": (schema.LimitsEntry, schema.BudgetEntry),
+    "Keys": (schema.KeyEntry, schema.KeyLimitsEntry),
     "Jobs": (schema.JobsEntry, schema.WebhookEntry),
 }
-ENVIRON = {"HOME": "/home/me", "WEBHOOK_SECRET": "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz"}
+ENVIRON = {
+    "HOME": "/home/me",
+    "WEBHOOK_SECRET": "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz",
+    "ADMIN_KEY": "a",
+    "ALICE_KEY": "b",
+}
 #: Defaults that the page puts in words.
 IN_WORDS = {
     ("Models", "cmd"): "required",
     ("Models", "healthCheckTimeout"): "the top-level one",
+    ("Models", "sendLoadingState"): "the top-level one",
     ("Models", "slots"): "from `concurrencyLimit`",
+    ("Limits", "waiting_bytes"): "`4GiB`",
+    ("Limits", "band"): "the highest",
+    ("Keys", "key"): "required",
+    ("Keys", "name"): "the member",
     **dict.fromkeys(
         (("Completion", key) for key in ("submit", "id", "poll", "done", "failed")), "needed without `preset`"
     ),
@@ -88,10 +100,17 @@ def test_no_key_is_described_that_does_not_exist() -> None:
 
 def test_the_examples_are_valid() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 10
+    assert len(blocks) == 12
     for block in blocks:
         models = "models: {embed: {cmd: 'x ${PORT}'}, rerank: {cmd: 'x ${PORT}'}}\n" if "members" in block else ""
-        settings(models + block, ENVIRON)
+        settings((models if "models:" not in block else "") + block, ENVIRON)
+
+
+def test_the_defaults_in_words_are_those_of_the_limits() -> None:
+    assert settings("scheduling: {limits: {waiting_bytes: 4GiB}}").limits == settings("").limits
+    budget = settings("scheduling: {interactive_budget: 10}").limits.budget
+    assert budget is not None
+    assert budget.band == settings("").rules.bands[-1].name
 
 
 def test_the_errors_shown_are_the_errors_given() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from swaplane.core.residency import Group
 from tests.config.reading import settings
 
@@ -30,7 +32,9 @@ macros:
   "default_ctx": 4096
   "default_args": "--ctx-size ${default_ctx} --jinja"
   "models": "${env.MODELS_DIR}"
-apiKeys: []
+apiKeys:
+  - "sk-one"
+  - ${env.API_KEY}
 models:
   "llama":
     cmd: |
@@ -96,7 +100,7 @@ peers:
 
 
 def test_a_full_file_reads_as_llama_swap_reads_it() -> None:
-    read = settings(EXAMPLE, {"MODELS_DIR": "/srv/models", "OPENROUTER_KEY": "sk-1"})
+    read = settings(EXAMPLE, {"MODELS_DIR": "/srv/models", "OPENROUTER_KEY": "sk-1", "API_KEY": "20240101"})
     llama = read.models["llama"]
     server = ("/opt/llama/llama-server", "--host", "127.0.0.1", "--port")
     assert list(read.models) == ["docker-llama", "embed", "llama", "qwen-unlisted", "rerank"]
@@ -116,6 +120,8 @@ def test_a_full_file_reads_as_llama_swap_reads_it() -> None:
         "note": "The llama is running on port 10002 temp=0.7, context=16384",
         "an_array": [0.7, 100, "urls: http://localhost:10002"],
     }
+    assert llama.send_loading_state
+    assert [key.digest for key in read.keys] == [hashlib.sha256(text).digest() for text in (b"sk-one", b"20240101")]
     docker = read.models["docker-llama"]
     assert (docker.proxy, docker.stop_argv, docker.ttl_s) == (
         "http://127.0.0.1:9790",
@@ -138,7 +144,6 @@ def test_a_full_file_reads_as_llama_swap_reads_it() -> None:
         "metricsMaxInMemory",
         "peers",
         "performance",
-        "sendLoadingState",
         "ui",
         "models.llama.filters",
         "models.llama.timeouts",

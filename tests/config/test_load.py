@@ -203,11 +203,18 @@ models:
     assert read.models["m"].metadata["any"] == [1, 2.5, {"thing": None}]
 
 
-def test_a_file_with_api_keys_is_refused_because_nobody_would_be_kept_out() -> None:
-    (found,) = problems(f"apiKeys: [secret]\nmodels:\n  m:\n    {RUN}")
-    assert found.startswith("c.yaml:1:1: apiKeys: API keys are not supported yet, and serving this file would leave")
-    assert "secret" not in found
-    assert settings("apiKeys: []\nmodels: {}").warnings == ("models: there is none in this file",)
+@pytest.mark.parametrize(
+    ("top", "own", "told"),
+    [
+        ("", "", False),
+        ("sendLoadingState: true", "", True),
+        ("sendLoadingState: yes", "sendLoadingState: no", False),
+        ("", "sendLoadingState: on", True),
+        ("sendLoadingState: true", "sendLoadingState:", True),
+    ],
+)
+def test_the_loading_state_is_sent_as_the_model_says_or_else_the_top_level(top: str, own: str, told: bool) -> None:
+    assert model(f"{top}\nmodels:\n  m:\n    {RUN}\n    {own}").send_loading_state is told
 
 
 @pytest.mark.parametrize(
@@ -233,14 +240,14 @@ logRequests: true
 profiles: {}
 routing: {scheduler: {use: fifo, settings: {fifo: {priority: {m: 3}}}}}
 models:
-  m: {cmd: "run ${PORT}", filters: {stripParams: x}, sendLoadingState: false}
-  n: {cmd: "run ${PORT}", filters: {strip_params: x}, sendLoadingState: true}
+  m: {cmd: "run ${PORT}", filters: {stripParams: x}, compat: {}}
+  n: {cmd: "run ${PORT}", filters: {strip_params: x}, compat: {ignoreWebsockets: true}}
 """)
     assert read.warnings == (
         "hooks is not honoured yet: no model is loaded at start",
         "routing.scheduler is not honoured yet: models have no priority of their own, requests have",
         "models.m,n.filters is not honoured yet: request bodies pass unchanged",
-        "models.n.sendLoadingState is not honoured yet: a waiting stream is told nothing until its model answers",
+        "models.n.compat is not honoured yet: websockets take a place like any job",
     )
 
 

@@ -115,8 +115,31 @@ def test_the_fingerprint_changes_with_what_a_running_server_cannot_take_over(cha
         f"{BASE}, slots: 4",
         f"{BASE}, macros: {{unused: 1}}",
         f"{BASE}, proxy: 'http://localhost:5800/'",
+        f"{BASE}, sendLoadingState: true",
     ],
 )
 def test_the_fingerprint_stays_with_everything_else(changed: str) -> None:
     before = model(f"models: {{m: {{{BASE}}}}}")
     assert model(f"models: {{m: {{{changed}}}}}").fingerprint == before.fingerprint
+
+
+@pytest.mark.parametrize(
+    "top",
+    [
+        "apiKeys: [a-key]",
+        "keys: [{key: a-key, member: alice, admin: true}]",
+        "scheduling: {limits: {waiting: 3}, max_wait: 5, interactive_budget: 10, max_running_per_member: 1}",
+        "scheduling: {fairness: gpu_time, weights: {alice: 2}}",
+        "scheduling: {lanes: {gpu: {size: 2, reserve: {interactive: 1}}}}",
+        "sendLoadingState: true",
+    ],
+)
+def test_keys_and_limits_restart_no_model(top: str) -> None:
+    models = f"models: {{m: {{{BASE}}}}}"
+    assert model(f"{top}\n{models}").fingerprint == model(models).fingerprint
+
+
+def test_the_plan_holds_the_limits() -> None:
+    read = settings("scheduling: {limits: {waiting: 3}}")
+    assert read.plan().limits == read.limits
+    assert read.plan().limits.total.jobs == 3

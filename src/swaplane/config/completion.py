@@ -13,9 +13,10 @@ from swaplane.completion.paths import PLACEHOLDER, Route
 from swaplane.completion.polled import Polled
 from swaplane.completion.presets import PRESETS
 from swaplane.completion.rule import Completion
+from swaplane.config.fields import shown
 from swaplane.config.problems import Path, Problems
 from swaplane.config.schema import CompletionEntry
-from swaplane.config.validation import shown, validated
+from swaplane.config.validation import validated
 
 RESPONSE = "response"
 _WORDS = (RESPONSE, *PRESETS)

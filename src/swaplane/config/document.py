@@ -81,15 +81,20 @@ class Source:
 
 
 _FAULT = re.compile(r"swaplane-env-fault-(\d+)-")
+#: Faults of YAML whose description repeats what is written, which may be a secret. All come of a text without quotes.
+_REPEATED = re.compile(r"(found undefined alias|tag handle) .*", re.DOTALL)
+_NEEDS_QUOTES = "a text that begins with `*`, `&` or `!` needs quotes"
 
 
-def read(text: str, *, file: str, environ: Mapping[str, str]) -> tuple[dict[str, object], Places]:
-    """The file's mapping and its places.
+def read(
+    text: str, *, file: str, environ: Mapping[str, str], private: Mapping[str, frozenset[str]]
+) -> tuple[dict[str, object], Places]:
+    """The file's mapping and its places; `private` is as in `Problems`.
 
     Raises ConfigError when the text is no YAML, repeats a key, or needs an environment variable that is unset.
     """
     source = Source(text, environ)
-    problems = Problems(file)
+    problems = Problems(file, private=private)
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False
     builder = _Builder(source, problems, yaml.constructor)
@@ -101,6 +106,7 @@ def read(text: str, *, file: str, environ: Mapping[str, str]) -> tuple[dict[str,
         mark = error.problem_mark or error.context_mark
         place = source.place(mark.line, mark.column) if mark else Place(1, 1)
         why = ", ".join(part for part in (error.context, error.problem) if part)
+        why = _REPEATED.sub(rf"\1; {_NEEDS_QUOTES}", why)
         problems.add_at(place, (), f"this is not valid YAML: {why}")
     except ReaderError as error:
         before = source.text[: error.position]
@@ -158,7 +164,8 @@ class _Builder:
             name: str = key.value
             self._check_fault(name, (*path, name))
             if name in own:
-                self._problems.add_at(place, (*path, name), f'mapping key "{name}" already defined at line {own[name]}')
+                told = f'mapping key "{name}"' if self._problems.may_tell((*path, name)) else "this mapping key is"
+                self._problems.add_at(place, (*path, name), f"{told} already defined at line {own[name]}")
                 continue
             own[name] = place.line
             self.places.keys[*path, name] = place
@@ -191,7 +198,7 @@ class _Builder:
                     return self._number_or_switch(node, kind)
                 except (ValueError, KeyError):
                     return text  # `0x_` only looks like a number, `!!bool maybe` like a switch
-        self._problems.add(path, f"the tag `{node.tag}` is not known here", place=self._place(node))
+        self._problems.add(path, f"this tag is not known here; {_NEEDS_QUOTES}", place=self._place(node))
         return None
 
     def _number_or_switch(self, node: ScalarNode, kind: str) -> object:

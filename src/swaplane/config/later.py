@@ -29,7 +29,6 @@ _TIMEOUTS: Shape = dict.fromkeys(
 )
 
 TOP_LEVEL: Mapping[str, Later] = {
-    "apiKeys": Later(),
     "captureBuffer": Later(effect="requests and responses are not captured"),
     "hooks": Later(effect="no model is loaded at start", shape={"on_startup": {"preload": None}}),
     "logRequests": Later(),
@@ -49,7 +48,6 @@ TOP_LEVEL: Mapping[str, Later] = {
             "*": dict.fromkeys(("strategy", "targets", "settings", "name", "description", "unlisted", "metadata")),
         },
     ),
-    "sendLoadingState": Later(effect="a waiting stream is told nothing until its model answers"),
     "store": Later(effect="nothing is stored in that file", shape={"path": None}),
     "ui": Later(effect="it changes nothing", shape={"activity": {"session_id": None}}),
 }
@@ -60,7 +58,6 @@ MODEL: Mapping[str, Later] = {
     ),
     "compat": Later(effect="websockets take a place like any job", shape={"ignoreWebsockets": None}),
     "filters": Later(effect="request bodies pass unchanged", shape=_FILTERS),
-    "sendLoadingState": TOP_LEVEL["sendLoadingState"],
     "timeouts": Later(effect="the gateway's own timeouts hold", shape=_TIMEOUTS),
 }
 

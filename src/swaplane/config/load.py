@@ -7,6 +7,7 @@ reload, by `runtime`.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 from collections import defaultdict
@@ -17,11 +18,13 @@ from swaplane.config import later, macros
 from swaplane.config.document import read
 from swaplane.config.groups import check_addresses, check_lanes, groups_of
 from swaplane.config.jobs import jobs_of
+from swaplane.config.keys import keys_of
+from swaplane.config.limits import limits_of
 from swaplane.config.macros import Declared
 from swaplane.config.models import ModelReader
 from swaplane.config.problems import ConfigError, Path, Problems, dotted
 from swaplane.config.scheduling import lanes_of, rules_of
-from swaplane.config.schema import DEFAULT_IGNORE_PATHS, File, GroupEntry, ModelEntry
+from swaplane.config.schema import DEFAULT_IGNORE_PATHS, PRIVATE, File, GroupEntry, ModelEntry
 from swaplane.config.settings import Settings
 from swaplane.config.validation import validated
 
@@ -55,8 +58,8 @@ def load(path: str | pathlib.Path, environ: Mapping[str, str], *, previous: Sett
 
 def parse(text: str, *, path: str, environ: Mapping[str, str], previous: Settings | None = None) -> Settings:
     """The settings of this text; `path` names it in messages, `previous` is as in `load`. Raises ConfigError."""
-    tree, places = read(text, file=path, environ=environ)
-    problems = Problems(path, places)
+    tree, places = read(text, file=path, environ=environ, private=PRIVATE)
+    problems = Problems(path, places, PRIVATE)
     warnings: list[str] = []
     shared = _shared_macros(tree, problems)
     file = validated(File, _expanded_top(tree, shared, problems), (), problems)
@@ -66,7 +69,7 @@ def parse(text: str, *, path: str, environ: Mapping[str, str], previous: Setting
         file = _with_longer_health_check(file, warnings)
 
     rules = rules_of(file.scheduling, problems, warnings)
-    lanes = lanes_of(file.scheduling, problems)
+    lanes = lanes_of(file.scheduling, rules, problems)
     kept = previous.ports if previous is not None and previous.start_port == file.start_port else {}
     reader = ModelReader(file, shared, lanes, problems, kept)
     read_entries = ((model_id, reader.entry(model_id, file.models[model_id])) for model_id in sorted(file.models))
@@ -84,6 +87,15 @@ def parse(text: str, *, path: str, environ: Mapping[str, str], previous: Setting
     ignore_paths = _ignore_paths(file, problems)
     log_level = _log_level(file, warnings)
     jobs = jobs_of(file.jobs, problems)
+    limits = limits_of(file.scheduling, rules, problems)
+    ring = keys_of(
+        file.api_keys, file.keys, rules=rules, ids=file.models, owners=owners, problems=problems, warnings=warnings
+    )
+    warnings.extend(
+        f"{section}: nothing is written there: whoever reaches the gateway may do everything"
+        for section in PRIVATE
+        if section in tree and tree[section] is None and not ring.keys
+    )
     problems.raise_any()
     return Settings(
         path=path,
@@ -97,6 +109,8 @@ def parse(text: str, *, path: str, environ: Mapping[str, str], previous: Setting
         include_aliases_in_list=file.include_aliases_in_list,
         ignore_paths=ignore_paths,
         jobs=jobs,
+        keys=ring.keys,
+        limits=dataclasses.replace(limits, keys=ring.waiting, running_of_keys=ring.running),
         warnings=tuple(warnings),
     )
 
@@ -115,16 +129,14 @@ def _expanded_top(tree: Mapping[str, object], shared: Declared, problems: Proble
         elif not key.startswith(_OWN_PREFIX):
             top[key] = macros.expand(value, shared.macros)
             for path, name in macros.left_over(top[key], (key,)):
-                sentence = f"unknown macro '${{{name}}}'"
+                # What looks like a macro may be a part of a secret.
+                sentence = "this holds a macro that is unknown" if key in PRIVATE else f"unknown macro '${{{name}}}'"
                 macros.refuse(name, path, sentence, known=shared.macros, broken=shared.broken, problems=problems)
     return top
 
 
 def _refuse_what_would_mislead(tree: Mapping[str, object], file: File, problems: Problems) -> None:
     """Refuse keys that cannot be left out without making the gateway unsafe or the residency wrong."""
-    if tree.get("apiKeys"):
-        sentence = "API keys are not supported yet, and serving this file would leave every route open to everybody"
-        problems.add(("apiKeys",), f"{sentence}; remove apiKeys if that is what you want", at_key=True)
     matrix = "is not supported yet: models would be loaded together that must not be"
     router = file.routing.router
     if tree.get("matrix"):

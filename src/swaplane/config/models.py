@@ -160,6 +160,9 @@ class ModelReader:
             lane=entry.lane,
             slots=entry.slots or max(entry.concurrency_limit, 1),
             completion=completion,
+            send_loading_state=(
+                self._file.send_loading_state if entry.send_loading_state is None else entry.send_loading_state
+            ),
         )
 
 

@@ -8,8 +8,10 @@ other modules of this package do, and `load` raises the result.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 Path = tuple[str | int, ...]  #: keys and list positions from the top of the file, such as ("models", "m", "env", 0)
 
@@ -49,11 +51,21 @@ class Places:
 
 
 class Problems:
-    """The problems of one file, at most one for each path: the first explains those that follow from it."""
+    """The problems of one file, at most one for each path: the first explains those that follow from it.
 
-    def __init__(self, file: str, places: Places | None = None) -> None:
+    `private` are top-level sections that hold secrets, with the words in them that may be shown. A secret may stand
+    where a word should, so the path of a problem ends before the first other word.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        places: Places | None = None,
+        private: Mapping[str, frozenset[str]] = MappingProxyType({}),
+    ) -> None:
         self.file = file
         self.places = places or Places()
+        self._private = private
         self._found: list[tuple[Place, str]] = []
         self._explained: set[Path] = set()
 
@@ -84,7 +96,19 @@ class Problems:
     def add_at(self, place: Place, path: Path, sentence: str) -> None:
         """Note a problem at a place, however many that path has."""
         where = f"{self.file}:{place.line}:{place.column}: "
-        self._found.append((place, f"{where}{dotted(path)}: {sentence}" if path else f"{where}{sentence}"))
+        told = dotted(self._told(path))
+        self._found.append((place, f"{where}{told}: {sentence}" if told else f"{where}{sentence}"))
+
+    def may_tell(self, path: Path) -> bool:
+        """Whether all words of the path may be shown."""
+        return self._told(path) == path
+
+    def _told(self, path: Path) -> Path:
+        words = self._private.get(str(path[0])) if path else None
+        if words is None:
+            return path
+        shown = itertools.takewhile(lambda part: isinstance(part, int) or part in words, path[1:])
+        return (path[0], *shown)
 
     def explain(self, path: Path) -> None:
         """Treat the value at `path` as reported: what is wrong with it follows from a problem elsewhere."""

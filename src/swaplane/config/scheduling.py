@@ -1,7 +1,8 @@
 """`scheduling:` as the score's rules and the lanes.
 
-Decides whether bands, tiers and affinity fit together: none but waiting may lift a job into a higher band.
-Called by `load`; the arithmetic of the score itself is in `core.score`.
+Decides whether bands, tiers, affinity and rests fit together: none but waiting may put a job above one of a higher
+band. What may wait and for how long is read in `limits`, the arithmetic of the score itself is in `core.score`. Called
+by `load`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from swaplane.config.problems import Problems
-from swaplane.config.schema import SchedulingEntry
+from swaplane.config.problems import Path, Problems
+from swaplane.config.schema import LaneEntry, SchedulingEntry
 from swaplane.core.plan import LanePlan
 from swaplane.core.score import Band, ScoreRules, band_distance
+from swaplane.core.turns import LONGEST_REST_POINTS
 
 DEFAULT_LANE = "gpu"
 _BAND_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -23,15 +25,36 @@ _LANE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _COMFORT = 4  #: times the need: below it, minutes of waiting already cross a band
 
 
-def lanes_of(entry: SchedulingEntry, problems: Problems) -> Mapping[str, LanePlan]:
+def lanes_of(entry: SchedulingEntry, rules: ScoreRules, problems: Problems) -> Mapping[str, LanePlan]:
     """The lanes by name; `gpu` is always among them, because it is every model's default."""
     lanes = {DEFAULT_LANE: LanePlan(name=DEFAULT_LANE)}
     for name, lane in entry.lanes.items():
         if not _LANE_NAME.fullmatch(name):
             where = ("scheduling", "lanes", name)
             problems.add(where, "a lane's name may contain letters, digits, `_`, `.` and `-` only", at_key=True)
-        lanes[name] = LanePlan(name=name, size=lane.size)
+        _check_reserve(name, lane, rules, problems)
+        lanes[name] = LanePlan(name=name, size=lane.size, reserve=MappingProxyType(dict(lane.reserve)))
     return MappingProxyType(lanes)
+
+
+def _check_reserve(name: str, lane: LaneEntry, rules: ScoreRules, problems: Problems) -> None:
+    where = ("scheduling", "lanes", name, "reserve")
+    for band in lane.reserve:
+        if is_band(band, (*where, band), rules, problems, at_key=True) and band == rules.bands[0].name:
+            sentence = f"`{band}` is the lowest band: there is none below it to keep out"
+            problems.add((*where, band), sentence, at_key=True)
+    total = sum(lane.reserve.values())
+    if total >= lane.size:
+        sentence = f"{total} of {lane.size} places are reserved, but one at least must be left for all"
+        problems.add(where, f"{sentence}: reserve fewer, or raise `size`", at_key=True)
+
+
+def is_band(name: str, path: Path, rules: ScoreRules, problems: Problems, *, at_key: bool = False) -> bool:
+    """Whether a band has this name, exactly as written; a problem at `path` (at its key) says so if none has."""
+    names = [band.name for band in rules.bands]
+    if name not in names and not problems.within(("scheduling", "bands")):
+        problems.add(path, f"there is no band `{name}` under scheduling.bands", at_key=at_key, near=(name, names))
+    return name in names
 
 
 def rules_of(entry: SchedulingEntry, problems: Problems, warnings: list[str]) -> ScoreRules:
@@ -44,9 +67,13 @@ def rules_of(entry: SchedulingEntry, problems: Problems, warnings: list[str]) ->
         aging_divisor_s=entry.aging_divisor,
         aging_clock=entry.aging_clock,
         fairness=entry.fairness,
+        weights=MappingProxyType(dict(entry.weights)),
         priority_min=low,
         priority_max=high,
     )
+    if rules.weights and (rules.fairness == "none" or rules.aging_clock == "submit"):
+        why = "`fairness: none`" if rules.fairness == "none" else "`aging_clock: submit`"
+        warnings.append(f"scheduling.weights changes nothing with {why}: no member has a clock of its own")
     warnings.extend(
         f"scheduling.bands.{band.name}: {band.value} lies outside priority_limits [{low}, {high}]: it stays empty"
         for band in rules.bands
@@ -107,6 +134,11 @@ def _check_distance(rules: ScoreRules, entry: SchedulingEntry, problems: Problem
         lower = f"lower swap_affinity below {room}" if room > 0 else "lower the tiers"
         written = next(term for term in terms if term in entry.model_fields_set)
         problems.add(("scheduling", written), f"{facts}, but {sum_of} = {need:g} must be smaller: {wider} or {lower}")
+    elif (rules.fairness, rules.aging_clock) == ("gpu_time", "turn") and distance <= need + LONGEST_REST_POINTS:
+        with_rest = f"{sum_of} + a rest of {LONGEST_REST_POINTS:g} = {need + LONGEST_REST_POINTS:g}"
+        wider = f"widen by {math.floor(need + LONGEST_REST_POINTS - distance) + 1}"
+        sentence = f"{facts}, but with `gpu_time` {with_rest} must be smaller: {wider} or choose `turns`"
+        problems.add(("scheduling", "fairness"), sentence)
     elif distance < _COMFORT * need:
         warnings.append(
             f"scheduling: {facts}, less than {_COMFORT} times {need:g} ({sum_of}):"

@@ -1,8 +1,8 @@
 """The file's keys, their types and their defaults.
 
 Decides what may be written; what it means together (ports, names that refer to one another, the band rule) is
-decided in `load`, `groups`, `scheduling`, `completion` and `jobs`. Every field has a default, so that a file with
-one wrong value is still read as a whole and all of its problems are found: see `validation`.
+decided in `load`, `groups`, `scheduling`, `limits`, `keys`, `completion` and `jobs`. Every field has a default, so that
+a file with one wrong value is still read as a whole and all of its problems are found: see `validation`.
 """
 
 from __future__ import annotations
@@ -10,65 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
 
 from swaplane.completion.rule import DEFAULT_DEADLINE_S, DEFAULT_PATIENCE_S
 from swaplane.config import later
-from swaplane.config.document import WrittenFloat, WrittenInt
-from swaplane.config.macros import spelled
+from swaplane.config.fields import (
+    Bound,
+    Bytes,
+    Count,
+    NoneIsAbsent,
+    NotNegative,
+    Number,
+    OneOrMore,
+    Positive,
+    PriorityOrBand,
+    Switch,
+    Text,
+    at_least,
+    unavailable,
+)
+from swaplane.core.limits import DEFAULT_WAITING, DEFAULT_WAITING_BYTES
 
 DEFAULT_IGNORE_PATHS = (r".*\.(js|json|css|png|gif|jpg|jpeg|ico|txt)$",)
-
-
-def as_text(value: object) -> object:
-    """A number or switch as it was written; anything else as it is."""
-    if isinstance(value, WrittenInt | WrittenFloat):
-        return value.text
-    return spelled(value) if isinstance(value, bool | int | float) else value
-
-
-def _as_switch(value: object) -> object:
-    word = value.lower() if isinstance(value, str) else None
-    return True if word in {"yes", "on"} else False if word in {"no", "off"} else value
-
-
-def _refused(sentence: str) -> PydanticCustomError:
-    return PydanticCustomError("refused", "{sentence}", {"sentence": sentence})
-
-
-def _at_least(minimum: int, sentence: str) -> AfterValidator:
-    """A check in the words that llama-swap's users know."""
-
-    def check(value: float) -> float:
-        if value < minimum:
-            raise _refused(sentence)
-        return value
-
-    return AfterValidator(check)
-
-
-def _unavailable(word: str, instead: str) -> BeforeValidator:
-    def check(value: object) -> object:
-        if value == word:
-            raise _refused(f"`{word}` is not available yet; {instead}")
-        return value
-
-    return BeforeValidator(check)
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str | bool | int | float) else value
-
-
-Text = Annotated[str, BeforeValidator(as_text)]
-OneOrMore = Annotated[list[Text], BeforeValidator(_as_list)]
-Switch = Annotated[bool, BeforeValidator(_as_switch)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[Number, Field(gt=0)]
-NotNegative = Annotated[Number, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
@@ -125,6 +89,7 @@ class ModelEntry(CamelSection):
     lane: Text = "gpu"
     slots: Count | None = None
     completion: Any = "response"  #: read by itself, as it is a word or a CompletionEntry
+    send_loading_state: Switch | None = None
 
 
 class CompletionEntry(Section):
@@ -186,6 +151,7 @@ class LaneEntry(Section):
     """`scheduling.lanes.<name>`; a bare number is its size."""
 
     size: Count = 1
+    reserve: dict[str, Count] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -193,17 +159,70 @@ class LaneEntry(Section):
         return {"size": value} if isinstance(value, int | float) else value
 
 
+class AllowanceEntry(Section):
+    """What may wait: under `scheduling.limits.bands.<name>` and `scheduling.limits.member`."""
+
+    waiting: Bound = None
+    waiting_bytes: Bytes = None
+
+
+class LimitsEntry(AllowanceEntry):
+    """`scheduling.limits`."""
+
+    waiting: Bound = DEFAULT_WAITING
+    waiting_bytes: Bytes = DEFAULT_WAITING_BYTES
+    bands: dict[str, AllowanceEntry] = {}
+    member: AllowanceEntry = AllowanceEntry()
+
+
+class BudgetEntry(Section):
+    """`scheduling.interactive_budget`; bare minutes are those of the highest band."""
+
+    minutes: Positive | None = None
+    band: Text = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_minutes(cls, value: object) -> object:
+        return {"minutes": value} if isinstance(value, int | float | str) else value
+
+
 class SchedulingEntry(Section):
     """`scheduling`."""
 
     bands: dict[str, int] = {"batch": -100, "normal": 0, "interactive": 100}
     tiers: dict[str, Annotated[int, Field(ge=0)]] = {"free": 0, "pro": 1, "max": 2}
-    swap_affinity: Annotated[NotNegative, _unavailable("auto", "give points, such as 10")] = 10
+    swap_affinity: Annotated[NotNegative, unavailable("auto", "give points, such as 10")] = 10
     aging_divisor: Positive = 60
     aging_clock: Literal["turn", "submit"] = "turn"
-    fairness: Annotated[Literal["turns", "none"], _unavailable("gpu_time", "use `turns` or `none`")] = "turns"
+    fairness: Literal["turns", "gpu_time", "none"] = "turns"
     priority_limits: list[int] = [-1000, 1000]
     lanes: dict[str, LaneEntry] = {}
+    weights: dict[str, Annotated[Number, Field(ge=0.1, le=10)]] = {}
+    max_running_per_member: Bound = None
+    max_wait: Any = None  #: read by itself, as it is a number or a mapping of bands
+    interactive_budget: Annotated[BudgetEntry | None, NoneIsAbsent] = None
+    limits: LimitsEntry = LimitsEntry()
+
+
+class KeyLimitsEntry(AllowanceEntry):
+    """`keys[].limits`."""
+
+    running: Bound = None
+
+
+class KeyEntry(Section):
+    """One of `keys`."""
+
+    key: Text = ""
+    name: Text = ""
+    member: Text = ""
+    tier: Text = ""
+    max_priority: PriorityOrBand | None = None
+    trust_member_header: Switch = False
+    admin: Switch = False
+    models: list[Text] | None = None
+    limits: KeyLimitsEntry = KeyLimitsEntry()
 
 
 class WebhookEntry(Section):
@@ -230,14 +249,24 @@ class File(CamelSection):
 
     health_check_timeout: Number = 120
     log_level: Text = "info"
-    start_port: Annotated[int, _at_least(1, "startPort must be greater than 1")] = 5800
-    global_ttl: Annotated[Number, _at_least(0, "globalTTL must be >= 0")] = Field(default=0, alias="globalTTL")
-    unload_timeout: Annotated[Number, _at_least(0, "unloadTimeout must be >= 0")] = 10
+    start_port: Annotated[int, at_least(1, "startPort must be greater than 1")] = 5800
+    global_ttl: Annotated[Number, at_least(0, "globalTTL must be >= 0")] = Field(default=0, alias="globalTTL")
+    unload_timeout: Annotated[Number, at_least(0, "unloadTimeout must be >= 0")] = 10
     macros: dict[str, Any] = {}
     include_aliases_in_list: Switch = False
+    send_loading_state: Switch = False
+    api_keys: Any = None  #: these two are read by themselves: no sentence about them may show what is written there
+    keys: Any = None
     upstream: Upstream = Upstream()
     models: dict[str, Any] = {}  #: each is read as a ModelEntry on its own, after its macros are put in
     groups: dict[str, GroupEntry] = {}
     routing: Routing = Routing()
     scheduling: SchedulingEntry = SchedulingEntry()
     jobs: JobsEntry = JobsEntry()
+
+
+#: Sections that hold secrets, and the words in them that may be shown when something is wrong.
+PRIVATE: Mapping[str, frozenset[str]] = {
+    "apiKeys": frozenset(),
+    "keys": frozenset(KeyEntry.known_keys()) | frozenset(KeyLimitsEntry.known_keys()),
+}

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from swaplane.completion.rule import Completion
+from swaplane.core.limits import Limits
 from swaplane.core.plan import LanePlan, ModelPlan, Plan
 from swaplane.core.residency import Group, Residency
 from swaplane.core.score import ScoreRules
@@ -42,6 +43,7 @@ class ModelSettings:
     lane: str = "gpu"  #: name of the lane whose place its jobs take
     slots: int = 1  #: how many of its jobs may run side by side
     completion: Completion | None = None  #: how the end of its jobs is known; None: with their responses
+    send_loading_state: bool = False  #: whether a chat that waits and is streamed is told so in its text
 
     def __repr__(self) -> str:
         return f"<model {self.id} in lane {self.lane} with {self.slots} slots at {self.proxy}>"
@@ -65,6 +67,20 @@ class JobsSettings:
     replay_s: float = 600.0  #: how long the answer to a request with an Idempotency-Key is kept for a retry
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One API key and what its holder may do. The key itself is not kept: its hash is."""
+
+    name: str  #: shown to people; unique
+    digest: bytes = field(repr=False)  #: SHA-256 of the key
+    member: str | None = None  #: on whose behalf its jobs run; None: the pool of all who name nobody
+    tier_bonus: int = 0  #: points, added to a priority that is exactly a band's value
+    max_priority: int | None = None  #: a higher one is clamped to this; None: only `priority_limits` hold
+    trust_member_header: bool = False  #: whether its requests may say on whose behalf they are
+    admin: bool = False  #: whether it may change models and lanes, read logs, and see and end everybody's jobs
+    models: frozenset[str] | None = None  #: ids of the models it may use; None: all
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Settings:
     """The whole configuration."""
@@ -80,6 +96,8 @@ class Settings:
     include_aliases_in_list: bool  #: whether `/v1/models` lists aliases too
     ignore_paths: tuple[re.Pattern[str], ...]  #: a match anywhere in `/upstream/<model>/<path>` takes no place
     jobs: JobsSettings = JobsSettings()
+    keys: tuple[Key, ...] = ()  #: none: everything is allowed to everybody
+    limits: Limits = field(default_factory=Limits)
     warnings: tuple[str, ...]  #: one sentence each: what the file asks for and does not get
     _by_alias: Mapping[str, ModelSettings] = field(init=False, compare=False)
 
@@ -107,4 +125,6 @@ class Settings:
             )
             for model in self.models.values()
         }
-        return Plan(models=models, lanes=self.lanes, residency=Residency(self.groups), rules=self.rules)
+        return Plan(
+            models=models, lanes=self.lanes, residency=Residency(self.groups), rules=self.rules, limits=self.limits
+        )

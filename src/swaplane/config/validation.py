@@ -6,7 +6,6 @@ Decides how the findings of the validation are told and that what is wrong count
 
 from __future__ import annotations
 
-import re
 import typing
 from types import UnionType
 from typing import Any, TypeVar
@@ -14,8 +13,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from swaplane.config.fields import NUMBER, shown
 from swaplane.config.problems import Path, Problems
-from swaplane.config.schema import Section, as_text
+from swaplane.config.schema import Section
 
 S = TypeVar("S", bound=Section)
 
@@ -55,7 +55,6 @@ def _report(kind: type[Section], detail: ErrorDetails, path: Path, problems: Pro
         problems.add(where, _sentence(detail), near=near)
 
 
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -78,31 +77,23 @@ def _sentence(detail: ErrorDetails) -> str:
         expected = f"greater than {context['gt']:g}"
     elif kind == "greater_than_equal":
         expected = f"at least {context['ge']:g}"
+    elif kind == "less_than_equal":
+        expected = f"at most {context['le']:g}"
     elif kind == "literal_error":
-        expected = " or ".join(f"`{word}`" for word in _words(detail))
+        *others, last = (f"`{word}`" for word in _words(detail))
+        expected = f"{', '.join(others)} or {last}"
     elif kind in _EXPECTED:
         expected = _EXPECTED[kind]
     else:
         return detail["msg"]
     sentence = f"must be {expected}, not {shown(detail['input'])}"
-    quoted = isinstance(detail["input"], str) and "number" in expected and _NUMBER.fullmatch(detail["input"])
+    quoted = isinstance(detail["input"], str) and "number" in expected and NUMBER.fullmatch(detail["input"])
     return f"{sentence}: write it without quotes" if quoted else sentence
 
 
 def _words(detail: ErrorDetails) -> list[str]:
     """The words a Literal takes, from pydantic's own listing of them."""
     return [word for word in detail["ctx"]["expected"].split("'") if word.isidentifier() and word != "or"]
-
-
-def shown(value: object) -> str:
-    """The value as a sentence about it says it."""
-    if value is None:
-        return "empty"
-    if isinstance(value, dict | list):
-        return "a mapping" if isinstance(value, dict) else "a list"
-    if not isinstance(value, str):
-        return str(as_text(value))
-    return f'the text "{value}"'
 
 
 def _known_beside(kind: type[Section], loc: tuple[str | int, ...]) -> list[str]:
