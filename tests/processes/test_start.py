@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,15 @@ async def test_the_command_gets_its_environment_and_no_input(world: World) -> No
     world.supervisor.start(world.spec(argv=("sh", "-c", script), env=env))
     failed = await world.event(ModelStartFailed)
     assert failed.message.splitlines() == ["upstream command exited prematurely with exit code 3", "<2 x=y  >"]
+
+
+async def test_the_command_does_not_see_the_gateways_secrets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_KEY", "sk-1")
+    monkeypatch.setenv("OTHER", "kept")
+    spec = world.spec(argv=("sh", "-c", 'echo "<$OWN_KEY $OTHER>"; exit 3'))
+    world.supervisor.start(replace(spec, secrets=frozenset({"OWN_KEY"})))
+    failed = await world.event(ModelStartFailed)
+    assert failed.message.splitlines()[-1] == "< kept>"
 
 
 async def test_an_early_exit_fails_at_once_with_the_last_lines_of_this_start(world: World) -> None:

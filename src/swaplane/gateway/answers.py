@@ -25,15 +25,21 @@ class ShuttingDown(RequestRefused):
 
 #: How an outcome of a job that was not run is told: (status, words before the detail, code of the envelope).
 #: Failures to start keep llama-swap's 500 and the beginning of its message, because clients look for them.
-_TOLD = {
+_TOLD: dict[Outcome, tuple[int, str, str | None]] = {
     Outcome.START_FAILED: (500, "unspecific error: ", None),
     Outcome.UNLOADED_WAITING: (500, "unspecific error: ", None),
     Outcome.MODEL_REMOVED: (404, "no router for requested model: ", None),
     Outcome.CANCELLED_WAITING: (410, "cancelled by request while it waited", "cancelled"),
     Outcome.REFUSED_BACKOFF: (503, "", "model_backoff"),
+    Outcome.REFUSED_FULL: (503, "", "queue_full"),
+    Outcome.WAITED_TOO_LONG: (503, "", "waited_too_long"),
     Outcome.REFUSED_STOPPING: (503, "", None),
     Outcome.STOPPED_WAITING: (503, "", None),
 }
+
+
+#: Where trying again after some time makes sense the place is there, and others have it: 429, not 503.
+_CONTENDED = frozenset((Outcome.REFUSED_FULL, Outcome.WAITED_TOO_LONG))
 
 
 def dropped_answer(dropped: Dropped, accept: bytes) -> tuple[int, RawHeaders, bytes]:
@@ -41,7 +47,9 @@ def dropped_answer(dropped: Dropped, accept: bytes) -> tuple[int, RawHeaders, by
     status, words, code = _TOLD[dropped.outcome]
     extra: RawHeaders = []
     if dropped.retry_after_s is not None:
-        extra.append((b"Retry-After", b"%d" % math.ceil(dropped.retry_after_s)))
+        if dropped.outcome in _CONTENDED:
+            status = http.HTTPStatus.TOO_MANY_REQUESTS
+        extra.append((b"Retry-After", b"%d" % max(math.ceil(dropped.retry_after_s), 1)))
     if status == http.HTTPStatus.GONE:
         # The OpenAI and Anthropic clients repeat many failures by themselves; this header stops them.
         extra.append((b"X-Should-Retry", b"false"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
@@ -17,7 +17,8 @@ from fastapi.exceptions import RequestValidationError
 
 from swaplane.config.problems import nearest
 from swaplane.core.events import LanePaused, LaneResumed
-from swaplane.gateway.edge import Edge, not_routed
+from swaplane.gateway.access import ApiRoute, Right, caller_of
+from swaplane.gateway.edge import Edge, Guard, not_routed
 from swaplane.gateway.errors import RequestRefused, error_response, not_stored
 from swaplane.gateway.log_stream import log_answer
 from swaplane.gateway.model_list import model_list, running_list
@@ -38,7 +39,8 @@ Swaplane {version}: one GPU, many jobs, who goes next.
 /upstream/MODEL/    a model's own server
 /running            models that are loaded, and their state
 /api/queue          who runs, who waits, and why
-/api/jobs/ID        one job; DELETE cancels it
+/api/jobs/ID        one job; DELETE cancels it, PATCH changes the priority of one that waits
+/api/members        who uses the GPU, and how much
 /api/jobs/ID/result the answer to a request sent with `Prefer: respond-async`
 /v1/videos          the videos of all models; /v1/files, /v1/batches
 /logs/stream        the gateway's log; /logs/stream/MODEL a model's
@@ -46,23 +48,23 @@ Swaplane {version}: one GPU, many jobs, who goes next.
 /openapi.json       this API
 """
 
-Endpoint = Callable[..., Awaitable[Response]]
 
-
-def create_api(runtime: Runtime, others: Iterable[tuple[str, str, Endpoint]] = (), *, version: str) -> FastAPI:
-    """The API's ASGI application; `others` are further (method, path, endpoint).
+def create_api(runtime: Runtime, others: Iterable[ApiRoute] = (), *, version: str) -> FastAPI:
+    """The API's ASGI application, with `others` as further routes. It finds a request's `Caller` in its scope.
 
     Settings are read at each request: a reload replaces them.
     """
     app = FastAPI(title="Swaplane", version=version, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for method, path, endpoint in (*_Api(runtime, version).routes(), *others):
-        app.add_api_route(path, endpoint, methods=[method])
+    routes = (*_Api(runtime, version).routes(), *others)
+    for route in routes:
+        app.add_api_route(route.path, route.endpoint, methods=[route.method])
     for status in (404, 405):  # raised by the router alone: endpoints return their refusals
         app.add_exception_handler(status, not_routed)
     app.add_exception_handler(RequestRefused, refused)
     app.add_exception_handler(StoreError, _not_stored)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(Exception, _failed)
+    app.add_middleware(Guard, routes=app.router.routes, rights=routes)
     app.add_middleware(Edge)
     return app
 
@@ -74,26 +76,26 @@ class _Api:
         self._runtime = runtime
         self._version = version
 
-    def routes(self) -> list[tuple[str, str, Endpoint]]:
-        """(method, path, endpoint); of two paths that match, the first counts."""
+    def routes(self) -> list[ApiRoute]:
+        """Of two paths that match, the first counts."""
         return [
-            ("GET", "/", self.index),
-            ("GET", "/health", self.health),
-            ("GET", "/wol-health", self.health),
-            ("GET", "/v1/models", self.models),
-            ("GET", "/models", self.models),
-            ("GET", "/running", self.running),
-            ("GET", "/unload", self.unload_all_plain),
-            ("POST", "/api/models/unload", self.unload_all),
-            ("POST", "/api/models/unload/{model:path}", self.unload_one),
-            ("GET", "/logs", self.log_history),
-            ("GET", "/logs/stream", self.stream_proxy_log),
-            ("GET", "/logs/stream/{name:path}", self.stream_log),
-            ("GET", "/api/queue", self.queue),
-            ("POST", "/api/lanes/{lane}/pause", self.pause),
-            ("POST", "/api/lanes/{lane}/resume", self.resume),
-            ("GET", "/api/version", self.version),
-            ("GET", "/metrics", self.metrics),
+            ApiRoute("GET", "/", self.index, Right.ANYBODY),
+            ApiRoute("GET", "/health", self.health, Right.ANYBODY),
+            ApiRoute("GET", "/wol-health", self.health, Right.ANYBODY),
+            ApiRoute("GET", "/v1/models", self.models, Right.MEMBER),
+            ApiRoute("GET", "/models", self.models, Right.MEMBER),
+            ApiRoute("GET", "/running", self.running, Right.MEMBER),
+            ApiRoute("GET", "/unload", self.unload_all_plain),
+            ApiRoute("POST", "/api/models/unload", self.unload_all),
+            ApiRoute("POST", "/api/models/unload/{model:path}", self.unload_one),
+            ApiRoute("GET", "/logs", self.log_history),
+            ApiRoute("GET", "/logs/stream", self.stream_proxy_log),
+            ApiRoute("GET", "/logs/stream/{name:path}", self.stream_log),
+            ApiRoute("GET", "/api/queue", self.queue, Right.MEMBER),
+            ApiRoute("POST", "/api/lanes/{lane}/pause", self.pause),
+            ApiRoute("POST", "/api/lanes/{lane}/resume", self.resume),
+            ApiRoute("GET", "/api/version", self.version, Right.MEMBER),
+            ApiRoute("GET", "/metrics", self.metrics),
         ]
 
     async def index(self) -> Response:
@@ -116,15 +118,15 @@ class _Api:
     # Models.
 
     async def models(self, request: Request) -> Response:
-        """The listed models, as OpenAI clients expect them."""
-        answer = json_reply(model_list(self._runtime, int(time.time())), end="\n")
+        """The listed models that the caller may use, as OpenAI clients expect them."""
+        answer = json_reply(model_list(self._runtime, caller_of(request.scope), int(time.time())), end="\n")
         if origin := request.headers.get("origin"):
             answer.headers["Access-Control-Allow-Origin"] = origin
         return answer
 
-    async def running(self) -> Response:
-        """The models whose servers are not stopped."""
-        return json_reply(running_list(self._runtime), end="\n")
+    async def running(self, request: Request) -> Response:
+        """The models whose servers are not stopped, of those that the caller may use."""
+        return json_reply(running_list(self._runtime, caller_of(request.scope)), end="\n")
 
     async def unload_all_plain(self) -> Response:
         """Stop every model; answers when all processes are gone."""
@@ -169,13 +171,20 @@ class _Api:
 
     def _follow(self, request: Request, log: RingLog) -> Response:
         history = "no-history" not in request.query_params
-        return log_answer(log, history=history, stopped=self._runtime.stopped)
+        caller = caller_of(request.scope)
+
+        def allowed() -> bool:
+            now = caller.renewed(self._runtime.settings)
+            return now is not None and now.admin
+
+        return log_answer(log, history=history, allowed=allowed, stopped=self._runtime.stopped)
 
     # Jobs and lanes.
 
-    async def queue(self, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
+    async def queue(self, request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
         """Every lane with its running jobs and the first `limit` waiting ones, in the order of dispatch."""
-        return json_reply(queue_json(self._runtime, time.monotonic(), limit=limit))
+        caller = caller_of(request.scope)
+        return json_reply(queue_json(self._runtime, time.monotonic(), caller, limit=limit))
 
     async def pause(self, request: Request, lane: str) -> Response:
         """Start nothing new in a lane; what runs ends normally."""

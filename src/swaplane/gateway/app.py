@@ -3,8 +3,9 @@
 A plain ASGI callable, without framework or middleware, because a request that waits must notice its
 client's departure. Model-dispatched routes and `/upstream/...` become jobs of the runtime, with their client waiting
 (`passage`), by a key (`keyed`) or without one (`detached`); news of jobs at their servers takes no place
-(`bystander`, `videos`); everything else goes to the management API. It decides nothing about order, and knows of
-models only what is configured.
+(`bystander`, `videos`); everything else goes to the management API. Before anything is read of a request, its key is:
+from then on it has a `Caller`, and nobody sees the key again. It decides nothing about order, and knows of models only
+what is configured.
 """
 
 from __future__ import annotations
@@ -17,13 +18,21 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swaplane.config.settings import ModelSettings
-from swaplane.core.score import ScoreRules
 from swaplane.gateway import background, videos
+from swaplane.gateway.access import CALLER, EVERYBODY, Caller, caller_of, identify, without_credentials
 from swaplane.gateway.answers import ShuttingDown, method_not_allowed, redirect, send_answer
 from swaplane.gateway.body import Body, ClientLeft, read_body
 from swaplane.gateway.bystander import Bystanders, deleted
 from swaplane.gateway.detached import DetachedJobs
-from swaplane.gateway.errors import ModelNotLoaded, NoModel, RequestRefused, UnknownModel, error_response, not_stored
+from swaplane.gateway.errors import (
+    ModelNotLoaded,
+    NoModel,
+    RequestRefused,
+    Unauthorized,
+    UnknownModel,
+    error_response,
+    not_stored,
+)
 from swaplane.gateway.front import WIRE, Wire
 from swaplane.gateway.headers import read_own_headers
 from swaplane.gateway.jobs_api import accepted, wants_async
@@ -77,14 +86,17 @@ class Gateway:
             await self._api(scope, receive, send)
             return
         wire: Wire = scope["extensions"][WIRE]
+        if not self._identified(scope, wire):
+            await self._api(scope, receive, send)  # which knows what is for anybody, and refuses the rest
+            return
         try:
             answer: Response | None = None
             match find_route(scope["method"], path):
                 case Route() as route:
-                    await self._model_route(wire, route, receive)
+                    await self._model_route(wire, route, caller_of(scope), receive)
                 case MethodNotAllowed(allow=allow):
                     if path == videos.PATH and scope["method"] in ("GET", "HEAD"):
-                        answer = await self._videos.list(scope["query_string"])
+                        answer = await self._videos.list(scope["query_string"], caller_of(scope))
                     else:
                         method_not_allowed(wire, allow)
                 case _ if path.startswith("/upstream/"):
@@ -104,15 +116,30 @@ class Gateway:
         except ClientLeft:
             pass
 
-    async def _model_route(self, wire: Wire, route: Route, receive: Receive) -> None:
+    def _identified(self, scope: Scope, wire: Wire) -> bool:
+        """Put the caller into a request's scope; False: a key is needed, and none that is known was presented."""
+        keys = self._runtime.settings.keys
+        if keys:
+            try:
+                scope["extensions"][CALLER] = identify(wire.raw_headers, keys)
+            except Unauthorized:
+                return False
+            wire.raw_headers = without_credentials(wire.raw_headers)
+            scope["headers"] = without_credentials(scope["headers"])
+        else:
+            scope["extensions"][CALLER] = EVERYBODY
+        return True
+
+    async def _model_route(self, wire: Wire, route: Route, caller: Caller, receive: Receive) -> None:
         _, mark, query = wire.target.partition(b"?")
         with contextlib.ExitStack() as held:
             body = await _whole_body(receive)
             held.callback(body.close)
-            model, field = await self._named_model(wire, route, query, body)
-            errand = _errand(
-                wire, self._runtime.dispatcher.rules, model, route.upstream_path.encode("ascii") + mark + query, body
-            )
+            model, field = await self._named_model(wire, route, caller, query, body)
+            caller.check_model(model)
+            target = route.upstream_path.encode("ascii") + mark + query
+            streamed = field is not None and field.stream
+            errand = self._errand(wire, caller, model, target, body, streamed=streamed)
             if field is not None and route.upstream_path == background.PATH:
                 span = await background.find_background(body)
                 if span is not None:
@@ -125,25 +152,25 @@ class Gateway:
             await self._job(wire, errand, held)
 
     async def _named_model(
-        self, wire: Wire, route: Route, query: bytes, body: Body
+        self, wire: Wire, route: Route, caller: Caller, query: bytes, body: Body
     ) -> tuple[ModelSettings, ModelField | None]:
         """The model a request is for, and where it says so; None: nowhere, it is the only one that makes videos."""
         try:
             field = await find_model(wire.method.decode("ascii"), wire.header(b"content-type"), query, body)
         except NoModel:
-            model = self._videos.only_model() if route.upstream_path.startswith(videos.PATH) else None
+            model = self._videos.only_model(caller) if route.upstream_path.startswith(videos.PATH) else None
             if model is None:
                 raise
             return model, None
         named = self._runtime.settings.resolve(field.name)
         if named is None:
-            raise UnknownModel(field.name, self._runtime.settings.listed_names())
+            raise UnknownModel(field.name, caller.names_of_models(self._runtime.settings))
         return named, field
 
     async def _video_route(self, wire: Wire, path: str, scope: Scope, receive: Receive, send: Send) -> Response | None:
         """`/v1/videos/{id}...`: the id says which model it is about."""
         video_id, rest = videos.id_and_rest(path)
-        found = await self._videos.find(video_id)
+        found = await self._videos.find(video_id, caller_of(scope))
         if isinstance(found, StoredJob):
             if wire.method == b"DELETE" and not rest:
                 if found.state != "ended":
@@ -160,7 +187,7 @@ class Gateway:
     async def _upstream_route(self, wire: Wire, scope: Scope, receive: Receive, send: Send) -> None:
         """`/upstream/{model}/{rest}`: like any request, but page assets never load a model or take a place."""
         raw_path, mark, query = wire.target.partition(b"?")
-        model, rest = named_upstream(raw_path, self._runtime.settings)
+        model, rest = named_upstream(raw_path, self._runtime.settings, caller_of(scope))
         if not rest:
             redirect(wire, raw_path + b"/" + mark + query)
             return
@@ -170,10 +197,12 @@ class Gateway:
         self, wire: Wire, model: ModelSettings, target: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """A request for a path of a model's server: a job, unless it asks for a page's asset or for news of a job."""
+        caller = caller_of(scope)
+        caller.check_model(model)
         with contextlib.ExitStack() as held:
             body = await _whole_body(receive)
             held.callback(body.close)
-            errand = _errand(wire, self._runtime.dispatcher.rules, model, target, body)
+            errand = self._errand(wire, caller, model, target, body)
             rule = model.completion
             if rule is not None and rule.is_bystander(wire.method.decode("latin-1"), errand.path):
                 await self._bystanders.serve(wire, errand, scope, receive, send)
@@ -182,6 +211,7 @@ class Gateway:
                     raise ModelNotLoaded(model.id)
                 await self._passage.beside(wire, errand, self._runtime.proxy_of(model.id))
             else:
+                await self._bystanders.check_source(caller, errand)
                 await self._job(wire, errand, held)
 
     async def _job(self, wire: Wire, errand: Errand, held: contextlib.ExitStack) -> None:
@@ -190,7 +220,7 @@ class Gateway:
         `held` closes the errand's body.
         """
         if not errand.own.more:
-            await self._passage.run(wire, errand, self._passage.submit(errand))
+            await self._passage.serve(wire, errand)
             return
         key = idempotency_key(wire.raw_headers)
         webhook = self._webhook(wire)
@@ -203,7 +233,7 @@ class Gateway:
             held.pop_all()
             await self._keyed.run(wire, errand, self._passage, key)
         else:
-            await self._passage.run(wire, errand, self._passage.submit(errand))
+            await self._passage.serve(wire, errand)
 
     def _webhook(self, wire: Wire) -> str | None:
         return webhook_of(wire.raw_headers, self._runtime.settings.jobs)
@@ -212,17 +242,20 @@ class Gateway:
         """A websocket through `/upstream/{model}/...`."""
         await self._sockets.serve(tunnel)
 
-
-def _errand(wire: Wire, rules: ScoreRules, model: ModelSettings, target: bytes, body: Body) -> Errand:
-    return Errand(
-        model=model,
-        method=wire.method,
-        target=target,
-        headers=wire.raw_headers,
-        client_host=wire.client[0] if wire.client else "",
-        body=body,
-        own=read_own_headers(wire.raw_headers, rules),
-    )
+    def _errand(
+        self, wire: Wire, caller: Caller, model: ModelSettings, target: bytes, body: Body, *, streamed: bool = False
+    ) -> Errand:
+        """Raises BadHeader."""
+        return Errand(
+            model=model,
+            method=wire.method,
+            target=target,
+            headers=wire.raw_headers,
+            client_host=wire.client[0] if wire.client else "",
+            body=body,
+            streamed=streamed,
+            own=read_own_headers(wire.raw_headers, self._runtime.dispatcher.rules, caller),
+        )
 
 
 async def _whole_body(receive: Receive) -> Body:

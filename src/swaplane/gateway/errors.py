@@ -83,6 +83,7 @@ class RequestRefused(Exception):  # noqa: N818 (it is the client's fault or the 
 
     status: ClassVar[int] = 400
     code: ClassVar[str | None] = None  #: in the JSON envelope; None: the status's own
+    extra: ClassVar[Sequence[tuple[bytes, bytes]]] = ()  #: headers of the answer beside the usual ones
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -90,7 +91,30 @@ class RequestRefused(Exception):  # noqa: N818 (it is the client's fault or the 
 
     def response(self, accept: bytes = b"") -> tuple[RawHeaders, bytes]:
         """Headers and body that tell the client."""
-        return error_response(self.status, self.message, accept=accept, code=self.code)
+        return error_response(self.status, self.message, accept=accept, code=self.code, extra=self.extra)
+
+
+class Unauthorized(RequestRefused):
+    """The request carries no key that the file knows. Browsers ask their user for one then."""
+
+    status = 401
+    extra = ((b"WWW-Authenticate", b'Basic realm="llama-swap"'),)
+
+    def __init__(self) -> None:
+        super().__init__("unauthorized: invalid or missing API key")
+
+
+class Forbidden(RequestRefused):
+    """The key is known and does not give this right."""
+
+    status = 403
+
+
+class ModelNotAllowed(Forbidden):
+    """The key is for other models."""
+
+    def __init__(self, model: str, key_name: str) -> None:
+        super().__init__(f"the key `{key_name}` may not use the model `{model}`: its `models` do not name it")
 
 
 class NoModel(RequestRefused):

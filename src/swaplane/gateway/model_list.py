@@ -10,20 +10,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from swaplane.config.settings import ModelSettings
+from swaplane.gateway.access import Caller
 from swaplane.runtime import Runtime
 
 Record = dict[str, Any]
 
 
-def model_list(runtime: Runtime, created: int) -> Record:
+def model_list(runtime: Runtime, caller: Caller, created: int) -> Record:
     """What `/v1/models` answers; `created` (Unix seconds) is the same for all.
 
-    A model counts as loaded from the start of its server until that is gone. Unlisted models and their aliases
-    are left out; aliases are listed only where the configuration says so.
+    A model counts as loaded from the start of its server until that is gone. Unlisted models, those that the caller
+    may not use, and the aliases of both are left out; aliases are listed only where the configuration says so.
     """
     records: list[Record] = []
     for model in runtime.settings.models.values():
-        if model.unlisted:
+        if model.unlisted or not caller.may_use(model.id):
             continue
         own = {"type": "model", **({"aliases": list(model.aliases)} if model.aliases else {})}
         records.append(_record(runtime, model, model.id, created, own))
@@ -48,14 +49,17 @@ def _record(runtime: Runtime, model: ModelSettings, listed_id: str, created: int
     return record
 
 
-def running_list(runtime: Runtime) -> Record:
-    """What `/running` answers: every model whose server is not stopped."""
-    return {"running": list(_running(runtime))}
+def running_list(runtime: Runtime, caller: Caller) -> Record:
+    """What `/running` answers: every model whose server is not stopped and that the caller may use.
+
+    Commands, which may hold secrets, and addresses, which lead around the queue, are for admins.
+    """
+    return {"running": list(_running(runtime, caller))}
 
 
-def _running(runtime: Runtime) -> Iterator[Record]:
+def _running(runtime: Runtime, caller: Caller) -> Iterator[Record]:
     for model_id, state in sorted(runtime.dispatcher.models.items()):
-        if not state.alive:
+        if not state.alive or not caller.may_use(model_id):
             continue
         model = runtime.settings.models.get(model_id)
         spec = runtime.supervisor.spec(model_id)
@@ -66,8 +70,8 @@ def _running(runtime: Runtime) -> Iterator[Record]:
         yield {
             "model": model_id,
             "state": str(state.phase),
-            "cmd": cmd,
-            "proxy": proxy,
+            "cmd": cmd if caller.admin else "",
+            "proxy": proxy if caller.admin else "",
             "ttl": int(state.plan.ttl_s or 0),
             "name": "" if model is None else model.name,
             "description": "" if model is None else model.description,

@@ -64,13 +64,12 @@ class ListenError(Exception):
     """The address cannot be listened on."""
 
 
-def serve(config_path: str, host: str, port: int) -> int:
-    """Run a gateway until it is told to stop; the exit code.
+def serve(settings: Settings, host: str, port: int) -> int:
+    """Run a gateway until it is told to stop; the exit code. SIGHUP reads `settings.path` again.
 
-    Raises ConfigError for a file that cannot be used, ListenError for an address that cannot, and StoreError when
-    the folder for stored jobs cannot be used or another gateway uses it.
+    Raises ListenError for an address that cannot be used, and StoreError when the folder for stored jobs cannot be
+    used or another gateway uses it.
     """
-    settings = load(config_path, os.environ)
     listener = _listen(host, port)
     logs = LogHub()
     configure_logging(logs, level=settings.log_level)
@@ -119,7 +118,8 @@ async def _serve(runtime: Runtime, parts: Assembly, listener: socket.socket) -> 
     # What exists now exists to the end: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
-    log.info("listening", url=f"http://{address}", models=len(settings.models), pid=os.getpid())
+    counts = {"models": len(settings.models), "keys": len(settings.keys)}
+    log.info("listening", url=f"http://{address}", **counts, pid=os.getpid())
     reloading = loop.create_task(_reload_on(hang_up, runtime))
     await server.serve(sockets=[listener])
     reloading.cancel()
@@ -148,6 +148,8 @@ async def _reload(runtime: Runtime, jobs_path: str | None) -> None:
         settings = await asyncio.to_thread(load, path, os.environ, previous=runtime.settings)
         if not settings.models:  # many editors empty a file before they write it
             raise ConfigError([f"{path}: it has no models; to run without any, start anew"])
+        if runtime.settings.keys and not settings.keys:  # half a file would let everybody in
+            raise ConfigError([f"{path}: it has no keys any more; to let everybody in, start anew"])
     except ConfigError as error:
         for problem in error.problems:
             log.error("the configuration stays as it was", problem=problem)
@@ -157,7 +159,7 @@ async def _reload(runtime: Runtime, jobs_path: str | None) -> None:
     if settings.jobs.path != jobs_path:
         log.warning("`jobs.path` has changed: it takes effect at the next start", in_use=jobs_path)
     runtime.reload(settings)
-    log.info("configuration reloaded", models=len(settings.models))
+    log.info("configuration reloaded", models=len(settings.models), keys=len(settings.keys))
 
 
 def _listen(host: str, port: int) -> socket.socket:

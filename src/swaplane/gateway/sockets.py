@@ -9,10 +9,11 @@ from urllib.parse import unquote
 
 from swaplane.config.settings import ModelSettings, Settings
 from swaplane.core.outcomes import Outcome
+from swaplane.gateway.access import EVERYBODY, Caller, identify, without_credentials
 from swaplane.gateway.answers import dropped_answer, reason_of
 from swaplane.gateway.errors import ModelNotLoaded, RequestRefused, UnknownModel, error_response
 from swaplane.gateway.forward import tunnel_head
-from swaplane.gateway.headers import read_own_headers
+from swaplane.gateway.headers import OwnHeaders, read_own_headers
 from swaplane.gateway.passage import Passage, Pools
 from swaplane.gateway.routes import split_upstream
 from swaplane.gateway.tunnel import RelayResult, Tunnel
@@ -35,8 +36,14 @@ class Sockets:
         Where a poll tells when jobs are over, an open socket is a page that looks on: it takes no place.
         """
         raw_path, mark, query = tunnel.target.partition(b"?")
+        settings, caller = self._runtime.settings, EVERYBODY
         try:
-            model, rest = named_upstream(raw_path, self._runtime.settings)
+            if settings.keys:
+                caller = identify(tunnel.raw_headers, settings.keys)
+                tunnel.raw_headers = without_credentials(tunnel.raw_headers)
+            model, rest = named_upstream(raw_path, settings, caller)
+            caller.check_model(model)
+            own = read_own_headers(tunnel.raw_headers, self._runtime.dispatcher.rules, caller)
             looks_on = model.completion is not None
             if looks_on and not self._runtime.is_ready(model.id):
                 raise ModelNotLoaded(model.id, "a websocket does not load it")
@@ -47,10 +54,9 @@ class Sockets:
         if looks_on:
             await self._connect(tunnel, model.id, self._runtime.proxy_of(model.id), target)
         else:
-            await self._tunnel_job(tunnel, model, target)
+            await self._tunnel_job(tunnel, model, own, target)
 
-    async def _tunnel_job(self, tunnel: Tunnel, model: ModelSettings, target: bytes) -> None:
-        own = read_own_headers(tunnel.raw_headers, self._runtime.dispatcher.rules)
+    async def _tunnel_job(self, tunnel: Tunnel, model: ModelSettings, own: OwnHeaders, target: bytes) -> None:
         ticket = self._passage.queue(model, own)
         outcome = Outcome.GATEWAY_ERROR
         try:
@@ -101,10 +107,13 @@ class Sockets:
             return None
 
 
-def named_upstream(raw_path: bytes, settings: Settings) -> tuple[ModelSettings, bytes]:
-    """The model that a path below `/upstream/` names, and the path at its server. Raises UnknownModel."""
+def named_upstream(raw_path: bytes, settings: Settings, caller: Caller) -> tuple[ModelSettings, bytes]:
+    """The model that a path below `/upstream/` names, and the path at its server.
+
+    Raises UnknownModel, with suggestions that the caller may use.
+    """
     found = split_upstream(raw_path, settings.resolve)
     if found is None:
         name = unquote(raw_path.removeprefix(b"/upstream/").split(b"/")[0].decode("latin-1"))
-        raise UnknownModel(name, settings.listed_names())
+        raise UnknownModel(name, caller.names_of_models(settings))
     return found[0], found[1]

@@ -50,6 +50,7 @@ class LaunchSpec:
     stop_argv: tuple[str, ...] | None = None  #: run in place of TERM; ${PID} is replaced by the server's pid
     unload_timeout_s: float = 10.0  #: from the order to stop to KILL
     presence: int | None = None  #: a descriptor for its guard, see `presence`
+    secrets: frozenset[str] = frozenset()  #: names in the gateway's own environment that it must not see
 
 
 class _StartError(Exception):
@@ -332,8 +333,9 @@ class ModelProcess:
             self._probing.cancel()
 
     def _environment(self) -> dict[str, str]:
-        """The server's: the gateway's own, and what the configuration adds."""
-        return {**os.environ, **dict(entry.split("=", 1) for entry in self.spec.env if "=" in entry)}
+        """The server's: the gateway's own without its secrets, and what the configuration adds."""
+        inherited = {name: value for name, value in os.environ.items() if name not in self.spec.secrets}
+        return {**inherited, **dict(entry.split("=", 1) for entry in self.spec.env if "=" in entry)}
 
     def _last_event(self, failure: _StartError | None) -> Event:
         """What became of the start, logged."""
