@@ -32,9 +32,13 @@ def stub_models(*names: str, flags: str = "", extra: str = "") -> str:
 
 
 class GatewayProcess:
-    """`swaplane serve` on a free loopback port, with a journal of what reached its stub models."""
+    """`swaplane serve` on a free loopback port, with a journal of what reached its stub models.
 
-    def __init__(self, folder: Path, config: str) -> None:
+    `key` is the API key of an admin, where the file has keys.
+    """
+
+    def __init__(self, folder: Path, config: str, *, key: str = "") -> None:
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = folder / "config.yaml"
@@ -107,7 +111,7 @@ class GatewayProcess:
 
     def client(self) -> httpx2.Client:
         """An HTTP client that waits as long as a queue takes."""
-        return httpx2.Client(base_url=self.url, timeout=None, trust_env=False)
+        return httpx2.Client(base_url=self.url, headers=self._headers, timeout=None, trust_env=False)
 
     def get(self, path: str) -> httpx2.Response:
         """GET a management path."""
@@ -157,8 +161,13 @@ class GatewayProcess:
     ) -> socket.socket:
         """Send a chat request over a bare socket and return without reading the answer."""
         content = json.dumps({"model": model, "rid": rid, "stub": stub or {}, **body}).encode()
-        connection = socket.create_connection(("127.0.0.1", self.port))
-        self._connections.append(connection)
+        connection = self.connection()
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
         connection.sendall(head + headers + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        return connection
+
+    def connection(self) -> socket.socket:
+        """A bare connection; it is closed with the gateway at the latest."""
+        connection = socket.create_connection(("127.0.0.1", self.port))
+        self._connections.append(connection)
         return connection

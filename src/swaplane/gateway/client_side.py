@@ -1,7 +1,8 @@
 """What stands at the client's end of a job: somebody to answer, here or later.
 
-`wire.Wire` is a client's connection; `recording.Recording` keeps the answer for a client that comes for it. What
-answers a model's request (`forward`, `answers`, `passage`) knows no more of either than this.
+`wire.Wire` is a client's connection; `shown_wait.ShownWait` is one whose stream has begun before its answer;
+`recording.Recording` keeps the answer for a client that comes for it. What answers a model's request (`forward`,
+`answers`, `passage`) knows no more of them than this.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ class ClientSide(Protocol):
     target: bytes
     raw_headers: RawHeaders
     client: tuple[str, int] | None
-    departed: bool
+
+    @property
+    def departed(self) -> bool:
+        """Whether nobody wants the answer any more."""
 
     def header(self, name: bytes) -> bytes:
         """The value of the request's first header of this (lower-case) name; empty when there is none."""

@@ -1,14 +1,15 @@
 """The passage of one job, from the queue to its end: wait for its turn, send it, say how it ended.
 
 Decides what a client is told when its job is not run, and whether a job is over with its answer (`forward`) or goes
-on at its server (`following`). It does not choose the order and does not know whether a client waits at the other
-end or the answer is recorded. Called by whatever has a request to run: `app`, `keyed`, `detached`.
+on at its server (`following`); and which clients are shown how they wait (`shown_wait`). It does not choose the
+order. `app` has requests served whose clients wait at the other end; `keyed` and `detached` have them run into
+recordings.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swaplane.config.settings import ModelSettings
 from swaplane.core.commands import StopCause
@@ -22,9 +23,14 @@ from swaplane.gateway.following import Following
 from swaplane.gateway.forward import Forwarding, upstream_headers
 from swaplane.gateway.headers import OwnHeaders, response_headers
 from swaplane.gateway.remembered import RememberedJobs
+from swaplane.gateway.shown_wait import Comments, LoadingText, ShownWait, Voice
+from swaplane.gateway.stream_answers import DIALECTS
 from swaplane.gateway.upstream import UpstreamPool
+from swaplane.gateway.waits import Waits
 from swaplane.runtime import Runtime
 from swaplane.ticket import Dropped, Run, Ticket
+
+_TEXT_PATH = "/v1/chat/completions"  # where `sendLoadingState` counts
 
 #: Of jobs that end while they run because nobody wants them any more.
 _UNWANTED = frozenset({Outcome.LEFT_RUNNING, Outcome.CANCELLED_RUNNING})
@@ -41,6 +47,7 @@ class Errand:
     client_host: str  #: empty when unknown
     body: Body
     own: OwnHeaders
+    streamed: bool = False  #: whether its client asked for a streamed answer
 
     def __repr__(self) -> str:
         return f"<Errand {self.method.decode()} {self.target.decode('latin-1')} for {self.model.id}>"
@@ -80,18 +87,51 @@ class Passage:
         self._runtime = runtime
         self._remembered = remembered
         self._pools = pools
+        self._waits = Waits(runtime)
 
     def submit(self, errand: Errand, *, job_id: str | None = None) -> Ticket:
         """Put an errand into the queue; see `Runtime.submit`."""
-        return self.queue(errand.model, errand.own, job_id=job_id)
+        return self.queue(errand.model, errand.own, job_id=job_id, body_bytes=errand.body.length)
 
-    def queue(self, model: ModelSettings, own: OwnHeaders, *, job_id: str | None = None) -> Ticket:
-        """Put a job into the queue, whatever it will send."""
+    def queue(self, model: ModelSettings, own: OwnHeaders, *, job_id: str | None = None, body_bytes: int = 0) -> Ticket:
+        """Put a job into the queue, whatever it will send. One that has an id already was promised its place."""
         if own.priority.adjust_kind is not None:
             self._runtime.metrics.priority_adjusted(own.priority.adjust_kind)
         return self._runtime.submit(
-            model, member=own.member, priority=own.priority.applied, label=own.label, job_id=job_id
+            model,
+            member=own.member,
+            priority=own.priority.applied,
+            label=own.label,
+            key=own.key,
+            body_bytes=body_bytes,
+            max_wait_s=own.max_wait_s,
+            job_id=job_id,
         )
+
+    async def serve(self, client: ClientSide, errand: Errand) -> None:
+        """Run an errand whose client waits at the other end; it is shown its wait where that is asked for."""
+        ticket = self.submit(errand)
+        if errand.streamed and not ticket.turn.done():
+            client, errand = self._shown(client, errand, ticket)
+        await self.run(client, errand, ticket)
+
+    def _shown(self, client: ClientSide, errand: Errand, ticket: Ticket) -> tuple[ClientSide, Errand]:
+        """The client and the errand of a streamed job that has to wait, or both as they are."""
+        dialect = DIALECTS.get(errand.path)
+        if dialect is None:
+            return client, errand
+        voices: list[Voice] = []
+        if errand.own.show_wait:
+            voices.append(Comments())
+        if errand.model.send_loading_state and errand.path == _TEXT_PATH:
+            voices.append(LoadingText(errand.model.id))
+        if not voices:
+            return client, errand
+        reason = errand.own.priority.reason
+        shown = ShownWait(client, ticket, self._waits, dialect=dialect, voices=voices, reason=reason)
+        # The stream has begun without compression, and goes on so.
+        plain = [header for header in errand.headers if header[0].lower() != b"accept-encoding"]
+        return shown, replace(errand, headers=plain)
 
     async def run(self, client: ClientSide, errand: Errand, ticket: Ticket) -> Outcome:
         """Wait for the job's turn, run it, answer the client; how it ended."""
@@ -100,8 +140,8 @@ class Passage:
             client.on_departure(ticket.leave)
             turn = await ticket.turn
             client.on_departure(None)
-            priority = errand.own.priority
-            extra = response_headers(ticket.job.id, priority.applied, turn.waited_s, priority.reason)
+            reason = ticket.priority_reason or errand.own.priority.reason
+            extra = response_headers(ticket.job.id, ticket.job.priority, turn.waited_s, reason)
             if isinstance(turn, Dropped):
                 outcome = turn.outcome
                 if not client.departed:
