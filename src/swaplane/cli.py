@@ -2,19 +2,16 @@
 
 Each command reads its options, calls the part that does the work, and turns that part's errors into one clear
 sentence on standard error: exit 1 for a failure, 2 for a wrong command line. Nothing is decided here that a
-running gateway does. Parts that take long to import are imported inside the commands, so that `--help` and
-shell completion answer at once.
+running gateway does; the commands that ask one are in `cli_gateway`, `key` is in `cli_key`. Parts that take long to
+import are imported inside the commands, so that `--help` and shell completion answer at once.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -26,15 +23,9 @@ from swaplane.cli_arguments import (
     normalised,
     who_can_reach,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from swaplane.cli_client import GatewayClient
-
-DEFAULT_URL = f"http://{DEFAULT_LISTEN}"
-_REFRESH_EVERY_S = 1.0
-_JOB_HELP = "Job ids, from `swaplane queue` or an answer's X-LlamaSwap-Job header."
+from swaplane.cli_gateway import cancel, members, pause, queue, resume
+from swaplane.cli_key import app as key_app
+from swaplane.cli_output import Json, fail, print_json
 
 app = typer.Typer(
     name="swaplane",
@@ -44,9 +35,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-Url = Annotated[str, typer.Option("--url", envvar="SWAPLANE_URL", help="Address of the gateway.")]
 
 
 def main() -> None:
@@ -86,35 +74,37 @@ def serve(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where to listen. A bare port is on this machine only; :PORT is on all interfaces, and so is the "
-            "default of llama-swap, but not this one: there are no API keys yet.",
+            help="Where to listen. A bare port is on this machine only; :PORT is on all interfaces, as the default of "
+            "llama-swap is: give the file `keys` then.",
         ),
     ] = DEFAULT_LISTEN,
     version: Version = False,
 ) -> None:
     """Run the gateway until Ctrl-C or SIGTERM; SIGHUP loads the configuration again."""
     if config is None:
-        _fail("at least one of -config or -config-dir must be provided: name your config.yaml with --config FILE")
+        fail("at least one of -config or -config-dir must be provided: name your config.yaml with --config FILE")
     try:
         host, port = listen_address(listen)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="'--listen'") from None
 
+    from swaplane.config.load import load
     from swaplane.config.problems import ConfigError
     from swaplane.gateway.server import ListenError
     from swaplane.gateway.server import serve as run_gateway
     from swaplane.store.errors import StoreError
 
-    if note := who_can_reach(listen, host):
-        typer.echo(note, err=True)
     try:
-        code = run_gateway(str(config), host, port)
+        settings = load(str(config), os.environ)
+        if note := who_can_reach(listen, host, keyed=bool(settings.keys)):
+            typer.echo(note, err=True)
+        code = run_gateway(settings, host, port)
     except ConfigError as error:
-        _fail(*error.problems)
+        fail(*error.problems)
     except ListenError as error:
-        _fail(f"{error}; --listen HOST:PORT chooses another address")
+        fail(f"{error}; --listen HOST:PORT chooses another address")
     except StoreError as error:
-        _fail(f"{error} (`jobs: {{path: ...}}` in the file chooses another folder)")
+        fail(f"{error} (`jobs: {{path: ...}}` in the file chooses another folder)")
     raise typer.Exit(code)
 
 
@@ -131,9 +121,9 @@ def check(
     try:
         settings = load(file, os.environ)
     except ConfigError as error:
-        _fail(*error.problems)
+        fail(*error.problems)
     if json_output:
-        _print_json(described(settings))
+        print_json(described(settings))
     else:
         print_report(settings)
 
@@ -151,78 +141,6 @@ def demo(
     raise typer.Exit(run(keep=keep, port=port, shots=shots, json_output=json_output))
 
 
-@app.command()
-def queue(
-    once: Annotated[bool, typer.Option("--once", help="Print the queue once instead of following it.")] = False,
-    json_output: Json = False,
-    url: Url = DEFAULT_URL,
-) -> None:
-    """Show who runs and who waits, with each term of the score; followed until Ctrl-C on a terminal."""
-    from rich.console import Console
-
-    from swaplane.cli_client import GatewayClient, GatewayError
-    from swaplane.tables import queue_table
-
-    console = Console()
-    try:
-        with GatewayClient(url) as gateway:
-            if json_output:
-                _print_json(gateway.queue())
-            elif once or not console.is_terminal:
-                console.print(queue_table(gateway.queue(), width=console.width))
-            else:
-                _follow(gateway, console)
-    except GatewayError as error:
-        _fail(str(error))
-
-
-def _follow(gateway: GatewayClient, console: Console) -> None:
-    """Show the queue anew every second until Ctrl-C. Raises GatewayError once the gateway is gone."""
-    from rich.live import Live
-    from rich.table import Table
-
-    from swaplane.tables import queue_table
-
-    def shown() -> Table:
-        return queue_table(gateway.queue(), width=console.width, height=console.height)
-
-    with contextlib.suppress(KeyboardInterrupt), Live(shown(), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(_REFRESH_EVERY_S)
-            live.update(shown(), refresh=True)
-
-
-@app.command()
-def cancel(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB", help=_JOB_HELP)],
-    json_output: Json = False,
-    url: Url = DEFAULT_URL,
-) -> None:
-    """End jobs, whether they wait or run. Exit 1 when any of them was not cancelled."""
-    from dataclasses import asdict
-
-    from swaplane.cli_client import GatewayClient, GatewayError
-
-    try:
-        with GatewayClient(url) as gateway:
-            results = [gateway.cancel(job_id) for job_id in jobs]
-    except GatewayError as error:
-        _fail(str(error))
-    if json_output:
-        _print_json({"jobs": [asdict(result) for result in results]})
-    else:
-        for result in results:
-            typer.echo(f"{result.job_id}: {result.message}", err=not result.cancelled)
-    if not all(result.cancelled for result in results):
-        raise typer.Exit(1)
-
-
-def _print_json(document: object) -> None:
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
-
-
-def _fail(*sentences: str) -> NoReturn:
-    """Tell what is wrong, a line for each sentence, and exit 1."""
-    for sentence in sentences:
-        typer.echo(sentence, err=True)
-    raise typer.Exit(1)
+for _command in (queue, members, cancel, pause, resume):
+    app.command()(_command)
+app.add_typer(key_app, name="key")

@@ -72,10 +72,18 @@ def listen_address(text: str) -> tuple[str, int]:
     return host, port
 
 
-def who_can_reach(listen: str, host: str) -> str:
-    """One sentence for whoever starts a gateway there; empty where an address of this machine was chosen."""
+def who_can_reach(listen: str, host: str, *, keyed: bool) -> str:
+    """One sentence for whoever starts a gateway there; empty where nothing is to be said.
+
+    `keyed` is whether its file has API keys.
+    """
     if not _is_loopback(host):
-        return f"Everybody who can reach {listen} may use, unload and cancel everything: there are no API keys yet."
+        if keyed:
+            return ""
+        return (
+            f"Everybody who can reach {listen} may use, unload and cancel everything: the file has no keys "
+            "(`swaplane key new` makes one)."
+        )
     if listen == DEFAULT_LISTEN:
         return (
             f"{listen} can be reached from this machine only; llama-swap's default is all interfaces (--listen :8080)."

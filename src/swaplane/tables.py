@@ -1,27 +1,100 @@
-"""The queue as a table for people: every job with each term of its score in a column of its own.
+"""The queue and the members as tables for people; of a job, each term of its score has a column of its own.
 
-Pure rendering of what `GET /api/queue` answers; it asks nothing and decides nothing. Readable at 80 columns
-and without colour: colour only repeats what a word says. Called by `swaplane queue` and by the demo.
+Pure rendering of what `GET /api/queue` and `GET /api/members` answer; it asks nothing and decides nothing. Readable
+at 40 columns and without colour: colour only repeats what a word says. Called by `swaplane queue`, `swaplane members`
+and by the demo.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from swaplane.wire import JobJson, LaneJson, QueueJson
+from swaplane.wire import JobJson, LaneJson, MemberJson, MembersJson, QueueJson
 
 _STATE_STYLES = {"running": "bold green", "loading": "yellow"}
-_HEADINGS = ("job", "model", "member", "label", "base", "tier", "affin", "aging", "score", "waited", "state")
-_LABEL, _STATE = _HEADINGS.index("label"), _HEADINGS.index("state")
-#: Texts may be shortened where the width is short; numbers never are.
-_TEXTS = (_HEADINGS.index("model"), _HEADINGS.index("member"), _LABEL, _STATE)
-_LEFT = (_HEADINGS.index("job"), *_TEXTS)
 _SHORTEST_TEXT = 6
-#: Left out one after the other where the width is too short even so.
-_DISPENSABLE = ("label", "tier", "affin", "aging", "base", "member", "waited")
+_EASY_TEXT = 12  # a text of this width is easy to read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """Which columns a table has, and which of them gives way where the width is short.
+
+    Texts are shortened there; numbers never are. Where even short texts do not fit, columns are left out.
+    """
+
+    headings: tuple[str, ...]
+    texts: tuple[str, ...]  #: to the left, and shortened if need be
+    extra: tuple[str, ...] = ()  #: shown only where all texts stay easy to read
+    dispensable: tuple[str, ...]  #: left out one after the other where the width is too short even so
+
+    def widths(self, rows: Iterable[Sequence[str]], width: int, *, without: Collection[str] = ()) -> dict[str, int]:
+        """The columns for which there is room, by heading, and how wide each is; those `without` are not wanted."""
+        wanted = {
+            heading: max(map(cell_len, column))
+            for heading, column in zip(self.headings, zip(self.headings, *rows, strict=True), strict=True)
+            if heading not in without
+        }
+        for heading in self.extra:
+            if self._row_width(wanted, _EASY_TEXT) > width:
+                del wanted[heading]
+        for heading in self.dispensable:
+            if self._row_width(wanted, _SHORTEST_TEXT) <= width:
+                break
+            wanted.pop(heading, None)
+        texts = [heading for heading in self.texts if heading in wanted]
+        while self._row_width(wanted) > width:  # one character at a time from the longest
+            longest = max(texts, key=wanted.__getitem__)
+            if wanted[longest] <= _SHORTEST_TEXT:
+                break
+            wanted[longest] -= 1
+        return wanted
+
+    def _row_width(self, wanted: dict[str, int], longest_text: int | None = None) -> int:
+        """Columns of a row, when texts are cut to `longest_text`."""
+        cells = (
+            each if longest_text is None or heading not in self.texts else min(each, longest_text)
+            for heading, each in wanted.items()
+        )
+        return sum(cells) + len(wanted) - 1
+
+    def table(self, widths: dict[str, int], title: Text, notes: Sequence[str]) -> Table:
+        """An empty table with these columns."""
+        table = Table(
+            title=title,
+            title_justify="left",
+            caption=Text("\n".join(notes)) if notes else None,
+            caption_justify="left",
+            box=None,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+        )
+        for heading, width in widths.items():
+            justify: JustifyMethod = "left" if heading in self.texts or heading == self.headings[0] else "right"
+            table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+        return table
+
+
+_JOBS = _Layout(
+    headings=(
+        *("job", "model", "member", "label", "base", "tier", "affin", "aging", "score"),
+        *("waited", "starts in", "state"),
+    ),
+    texts=("model", "member", "label", "state"),
+    extra=("starts in",),
+    dispensable=("label", "tier", "affin", "aging", "base", "member", "waited"),
+)
+_MEMBERS = _Layout(
+    headings=("member", "weight", "running", "waiting", "GPU", "share", "last hour", "budget left"),
+    texts=("member",),
+    dispensable=("weight", "last hour", "budget left"),
+)
 _LINES_AROUND = 4  # of a lane's table: title, heading and two notes
 
 
@@ -29,7 +102,8 @@ def queue_table(queue: QueueJson, *, width: int | None = None, height: int | Non
     """One table per lane below each other, laid out for `width` columns (80 when absent).
 
     With `height`, the last waiting jobs are left out where the lines do not suffice, and counted. Where even
-    shortened texts do not fit, columns are left out: ids, scores and what is waited for stay whole.
+    shortened texts do not fit, columns are left out: ids, scores and what is waited for stay whole. When a job is
+    expected to start has a column only where there is plenty of room.
 
     Running jobs come first, then the waiting ones in the order in which they would go, each by its id, which
     `swaplane cancel` takes. The four terms (base, tier, affinity, aging) add up to the score. Labels keep
@@ -65,30 +139,54 @@ def short_time(seconds: float) -> str:
     return f"{hours // 24}d{hours % 24:02d}h"
 
 
+def members_table(answer: MembersJson, *, width: int) -> Table:
+    """What each member has running and waiting, and what it has used, laid out for `width` columns.
+
+    Weights and budgets have a column only where there are any.
+    """
+    members = answer["members"]
+    rows = [_member_cells(member) for member in members]
+    unused = set()
+    if all(member["weight"] == 1 for member in members):
+        unused.add("weight")
+    if all(member["budget_left_s"] is None for member in members):
+        unused.add("budget left")
+    widths = _MEMBERS.widths(rows, width, without=unused)
+    used = short_time(sum(member["gpu_s"] for member in members))
+    title = Text(f"{used} of GPU time in {short_time(answer['since_s'])}", style="bold")
+    table = _MEMBERS.table(widths, title, () if rows else ("no member has sent a job",))
+    for cells in rows:
+        by_heading = dict(zip(_MEMBERS.headings, cells, strict=True))
+        table.add_row(*(Text(by_heading[heading]) for heading in widths))
+    return table
+
+
+def _member_cells(member: MemberJson) -> tuple[str, ...]:
+    """What a row says, in the order of the headings, at full length."""
+    left = member["budget_left_s"]
+    return (
+        member["member"],
+        f"{member['weight']:g}",
+        str(member["running"]),
+        str(member["waiting"]),
+        short_time(member["gpu_s"]),
+        f"{100 * member['share']:.0f} %",
+        short_time(member["hour_gpu_s"]),
+        "" if left is None else short_time(left),
+    )
+
+
 def _lane_table(lane: LaneJson, width: int) -> Table:
     jobs = [*lane["running"], *lane["waiting"]]
     rows = [_cells(job) for job in jobs]
-    wanted = [max(map(cell_len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
-    shown = _columns(wanted, width)
-    widths = _fit(wanted, width, shown)
-    notes = _notes(lane, widths[_STATE])
-    table = Table(
-        title=_lane_title(lane),
-        title_justify="left",
-        caption=Text("\n".join(notes)) if notes else None,
-        caption_justify="left",
-        box=None,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    for index in shown:
-        justify: JustifyMethod = "left" if index in _LEFT else "right"
-        table.add_column(_HEADINGS[index], justify=justify, no_wrap=True, overflow="ellipsis", width=widths[index])
+    widths = _JOBS.widths(rows, width)
+    table = _JOBS.table(widths, _lane_title(lane), _notes(lane, widths["state"]))
     for job, cells in zip(jobs, rows, strict=True):
-        texts = [Text(cell) for cell in cells]
-        texts[_LABEL] = Text(_tail(cells[_LABEL], widths[_LABEL]))
-        texts[_STATE].stylize(_STATE_STYLES.get(job["state"], ""))
-        table.add_row(*(texts[index] for index in shown))
+        texts = {heading: Text(cell) for heading, cell in zip(_JOBS.headings, cells, strict=True)}
+        if "label" in widths:
+            texts["label"] = Text(_tail(job["label"], widths["label"]))
+        texts["state"].stylize(_STATE_STYLES.get(job["state"], ""))
+        table.add_row(*(texts[heading] for heading in widths))
     return table
 
 
@@ -100,14 +198,14 @@ def _notes(lane: LaneJson, state_width: int) -> list[str]:
         notes.append(f"and {more} more waiting")
     following = lane["waiting"][0] if lane["waiting"] else None
     if following is not None and len(following["reason"]) > state_width:
-        notes.append(f"{following['id']}: {following['reason']}")
+        notes.append(f"{following['id'] or 'first in line'}: {following['reason']}")
     return notes
 
 
 def _cells(job: JobJson) -> tuple[str, ...]:
     """What a row says, in the order of the headings, at full length."""
     return (
-        job["id"],
+        job["id"] or "-",
         job["model"],
         job["member"],
         job["label"],
@@ -117,39 +215,25 @@ def _cells(job: JobJson) -> tuple[str, ...]:
         _points(job["aging"], "+"),
         _points(job["score"], ""),
         short_time(job["waited_s"]),
+        _starts_in(job),
         _state(job),
     )
+
+
+def _starts_in(job: JobJson) -> str:
+    """From now until its place; empty once it has it, a question mark where that is unknown."""
+    if job["state"] != "waiting":
+        return ""
+    expected_s = job.get("expected_wait_s")  # a gateway of an earlier version says nothing of it
+    return "?" if expected_s is None else short_time(expected_s)
 
 
 def _state(job: JobJson) -> str:
     # What a job waits for is worth more than the word "waiting".
     if job["state"] == "waiting" and job["reason"]:
         return job["reason"]
-    progress = job.get("progress")  # a gateway of an earlier version says nothing of it
+    progress = job.get("progress")  # ... nor of this
     return job["state"] if progress is None else f"at {progress:.0f} %"
-
-
-def _columns(wanted: list[int], width: int) -> list[int]:
-    """The columns for which there is room when all texts are as short as they may be."""
-    least = [min(each, _SHORTEST_TEXT) if index in _TEXTS else each for index, each in enumerate(wanted)]
-    shown = list(range(len(_HEADINGS)))
-    for heading in _DISPENSABLE:
-        if sum(least[index] for index in shown) + len(shown) - 1 <= width:
-            break
-        shown.remove(_HEADINGS.index(heading))
-    return shown
-
-
-def _fit(wanted: list[int], width: int, shown: list[int]) -> list[int]:
-    """Shorten the longest text shown, one character at a time, until the row fits into `width`."""
-    widths = list(wanted)
-    texts = [index for index in _TEXTS if index in shown]
-    while sum(widths[index] for index in shown) + len(shown) - 1 > width:
-        longest = max(texts, key=lambda index: widths[index])
-        if widths[longest] <= _SHORTEST_TEXT:
-            break
-        widths[longest] -= 1
-    return widths
 
 
 def _lane_title(lane: LaneJson) -> Text:

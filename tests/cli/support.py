@@ -9,7 +9,7 @@ import sys
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment, fit for output that does not depend on the terminal it runs in."""
-    dropped = ("SWAPLANE_URL", "FORCE_COLOR", "NO_COLOR", "COLUMNS", "LINES")
+    dropped = ("SWAPLANE_URL", "SWAPLANE_KEY", "FORCE_COLOR", "NO_COLOR", "COLUMNS", "LINES")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return kept | {"COLUMNS": "100", "TERM": "dumb"} | changes
 

@@ -59,15 +59,21 @@ def test_other_listen_addresses_are_refused_with_an_example(text: str) -> None:
         listen_address(text)
 
 
+@pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("listen", ["8000", "127.1.2.3:1", "[::1]:8080", "localhost:8080"])
-def test_an_address_of_this_machine_needs_no_note(listen: str) -> None:
-    assert who_can_reach(listen, listen_address(listen)[0]) == ""
+def test_an_address_of_this_machine_needs_no_note(listen: str, keyed: bool) -> None:
+    assert who_can_reach(listen, listen_address(listen)[0], keyed=keyed) == ""
 
 
 @pytest.mark.parametrize("listen", [":8080", "0.0.0.0:8080", "[::]:8080", "192.168.1.5:80", "gpu-box:80"])
-def test_any_other_address_is_warned_of(listen: str) -> None:
-    assert f"Everybody who can reach {listen} may" in who_can_reach(listen, listen_address(listen)[0])
+def test_any_other_address_is_warned_of_unless_there_are_keys(listen: str) -> None:
+    host, _ = listen_address(listen)
+    note = who_can_reach(listen, host, keyed=False)
+    assert f"Everybody who can reach {listen} may" in note
+    assert "`swaplane key new` makes one" in note
+    assert who_can_reach(listen, host, keyed=True) == ""
 
 
-def test_the_default_says_how_it_differs_from_llama_swaps() -> None:
-    assert "this machine only" in who_can_reach(DEFAULT_LISTEN, "127.0.0.1")
+@pytest.mark.parametrize("keyed", [False, True])
+def test_the_default_says_how_it_differs_from_llama_swaps(keyed: bool) -> None:
+    assert "this machine only" in who_can_reach(DEFAULT_LISTEN, "127.0.0.1", keyed=keyed)

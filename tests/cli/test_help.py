@@ -13,7 +13,7 @@ def test_help_names_every_command() -> None:
     done = swaplane("--help")
     assert done.returncode == 0
     assert done.stderr == ""
-    for command in ("serve", "check", "demo", "queue", "cancel"):
+    for command in ("serve", "check", "demo", "queue", "members", "cancel", "pause", "resume", "key"):
         assert f" {command} " in done.stdout
     assert "--install-completion" in done.stdout
 
@@ -66,6 +66,10 @@ def test_completion_knows_the_commands() -> None:
         ("serve", "--nonsense"),
         ("check",),
         ("cancel",),
+        ("pause", "gpu", "cpu"),
+        ("key", "new", "--member", ""),
+        ("key", "new", "--name", "x" * 101),
+        ("key", "new", "--tier", "a\nb"),
         ("demo", "--shots", "0"),
         ("nonsense",),
     ],

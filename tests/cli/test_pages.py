@@ -12,7 +12,7 @@ from swaplane.config.load import parse
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "swaplane"
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/scheduling.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -39,8 +39,12 @@ def test_the_architecture_page_names_only_code_that_exists() -> None:
             found = getattr(found, name)
 
 
-def test_the_readmes_configuration_is_right() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    settings = parse(text, path="config.yaml", environ={})
+def test_the_readmes_configurations_are_right() -> None:
+    models, keys = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    settings = parse(models, path="config.yaml", environ={})
     assert list(settings.models) == ["gemma", "wan"]
+    assert settings.warnings == ()
+    whole = models + keys.replace("sha256:…", f"sha256:{'0' * 64}")
+    settings = parse(whole, path="config.yaml", environ={"ADMIN_KEY": "sk-1", "BOT_KEY": "sk-2"})
+    assert [(key.name, key.tier_bonus) for key in settings.keys] == [("me", 0), ("alice", 1), ("bot", 0)]
     assert settings.warnings == ()

@@ -8,26 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.cli.fake_gateway import QUEUE
 from tests.cli.support import environment, swaplane
 from tests.support.stub_client import free_port
-
-FAKE = Path(__file__).with_name("fake_gateway.py")
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    with subprocess.Popen([sys.executable, str(FAKE)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
-        finally:
-            process.kill()
 
 
 def test_the_table_shows_each_term_of_the_score(url: str) -> None:

@@ -173,3 +173,23 @@ def test_a_running_job_whose_server_tells_shows_how_far_it_is(width: int) -> Non
     first, second = rendered(lane(running=running), width=width).splitlines()[2:4]
     assert first.split()[-3:] == ["at", "42", "%"]
     assert second.split()[-1] == "running"
+
+
+def test_when_a_job_starts_is_shown_where_there_is_plenty_of_room() -> None:
+    jobs = [
+        job(id="j1", state="running", position=None, expected_wait_s=None),
+        job(id="j2", expected_wait_s=305.2),
+        job(id="j3", expected_wait_s=None),
+    ]
+    text = rendered(lane(waiting=jobs), width=100)
+    heading, running, known, unknown = text.splitlines()[1:5]
+    at = slice(heading.index("starts in"), heading.index("starts in") + len("starts in"))
+    assert [row[at].strip() for row in (running, known, unknown)] == ["", "5m05s", "?"]
+    assert "starts in" not in rendered(lane(waiting=jobs), width=80)
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_somebody_elses_job_has_no_id_to_show(width: int) -> None:
+    text = rendered(lane(waiting=[job(id="", member="other", label="", reason="next, when " + "x" * 80)]), width=width)
+    assert any(line.startswith("- ") for line in text.splitlines())
+    assert "first in line: next," in text

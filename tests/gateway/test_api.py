@@ -30,6 +30,7 @@ from swaplane.observe.metrics import Metrics
 from swaplane.runtime import Runtime
 from swaplane.store.store import Store
 from swaplane.ticket import Dropped, Run, Ticket
+from tests.support.callers import AskedBy
 from tests.support.stub_client import free_port, leftovers, stub_argv
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +72,7 @@ class Bench:
         self.runtime = Runtime(self.settings, logs=LogHub(), metrics=Metrics())
         passage = Passage(self.runtime, RememberedJobs(store.remembered, lambda: 60), Pools())
         detached = DetachedJobs(self.runtime, store, passage)
-        self.api = create_api(self.runtime, JobsApi(self.runtime, store, detached).routes(), version="1.2.3")
+        self.api = AskedBy(create_api(self.runtime, JobsApi(self.runtime, store, detached).routes(), version="1.2.3"))
         transport = httpx2.ASGITransport(app=self.api, raise_app_exceptions=False)
         self.client = httpx2.AsyncClient(transport=transport, base_url="http://gateway")
 
@@ -406,9 +407,11 @@ async def test_the_queue_shows_who_runs_who_waits_and_why() -> None:
         assert (second["position"], second["base"], second["tier_bonus"], second["priority"]) == (2, -100, 2, -98)
         assert runs.job.id in first["reason"]
         assert set(first) == {
-            *("id", "model", "member", "label", "priority", "band", "base", "tier_bonus", "affinity", "aging"),
-            *("score", "waited_s", "aging_s", "position", "state", "reason", "progress"),
+            *("id", "model", "member", "label", "key", "priority", "band", "base", "tier_bonus", "affinity", "aging"),
+            *("score", "waited_s", "aging_s", "position", "ahead", "expected_wait_s", "state", "reason", "progress"),
         }
+        assert (running["ahead"], first["ahead"], second["ahead"]) == (None, {}, {"interactive": 1})
+        assert running["expected_wait_s"] is first["expected_wait_s"] is None, "no job of mA was measured"
         for job in (running, first, second):
             terms = job["base"] + job["tier_bonus"] + job["affinity"] + job["aging"]
             assert job["score"] == round(terms, 3)
@@ -447,12 +450,24 @@ async def test_a_job_can_be_followed_to_its_end() -> None:
             "model": "mA",
             "member": "anna",
             "label": "shot 1",
+            "key": "",
             "priority": 0,
             "band": "normal",
             "state": "ended",
             "outcome": "completed",
         }
         assert (await b.get(f"/api/jobs/{waits.job.id}")).json()["state"] == "running"
+
+
+async def test_how_long_a_job_will_wait_is_told_once_its_model_was_measured() -> None:
+    async with bench() as b:
+        (await b.running("mA")).ended(Outcome.COMPLETED)
+        b.runtime.dispatcher.models["mA"].run_s = 1000.0
+        runs = await b.running("mA")
+        waits = [b.submit("mA") for _ in range(3)]
+        expected = [(await b.get(f"/api/jobs/{ticket.job.id}")).json()["expected_wait_s"] for ticket in waits]
+        assert expected == pytest.approx([1000, 2000, 3000], abs=30)
+        assert (await b.get(f"/api/jobs/{runs.job.id}")).json()["expected_wait_s"] is None
 
 
 async def test_an_unknown_job_is_told_in_a_sentence() -> None:

@@ -17,8 +17,10 @@ from swaplane.gateway.background import Background
 from swaplane.gateway.batches import Batches
 from swaplane.gateway.detached import DetachedJobs
 from swaplane.gateway.job_events import JobEvents
+from swaplane.gateway.job_priority import JobPriority
 from swaplane.gateway.jobs_api import JobsApi
 from swaplane.gateway.keyed import KeyedRequests
+from swaplane.gateway.members_api import MembersApi
 from swaplane.gateway.openai_files import OpenAIFiles
 from swaplane.gateway.passage import Passage, Pools
 from swaplane.gateway.remembered import RememberedJobs
@@ -44,14 +46,17 @@ class Assembly:
         self._webhooks = Webhooks(runtime, store)
         self._detached.on_ended.append(self._webhooks.job_ended)
         background = Background(self._detached, store)
-        self._batches = Batches(runtime, store, self._detached)
+        files = OpenAIFiles(store.files)
+        self._batches = Batches(runtime, store, self._detached, files)
         routes = (
             *JobsApi(runtime, store, self._detached).routes(),
-            *OpenAIFiles(store.files).routes(),
+            *JobPriority(runtime, self._detached).routes(),
+            *files.routes(),
             *self._batches.routes(),
             *background.routes(),
             *Why(runtime, self._detached).routes(),
             *JobEvents(runtime).routes(),
+            *MembersApi(runtime).routes(),
         )
         self.gateway = Gateway(
             runtime,

@@ -1,7 +1,8 @@
 """`/api/jobs/...`: one job, live or stored; its answer; its cancelling and deleting. And the 202 of a detached job.
 
-Decides how a job is shown and when its answer can be had. It runs nothing: it asks the runtime about jobs that wait
-or run, and `detached` about stored ones. `api` puts the endpoints in; the app asks `wants_async` and sends `accepted`.
+Decides how a job is shown, to whom, and when its answer can be had. It runs nothing: it asks the runtime about jobs
+that wait or run, and `detached` about stored ones. `api` puts the endpoints in; the app asks `wants_async` and sends
+`accepted`. Whose jobs a caller may ask for is up to `job_lookup`.
 
 What may be detached: any request that would become a job of its own, whatever its method, except HEAD, whose answer
 has nothing to keep. Where `Prefer: respond-async` cannot be followed (HEAD, websockets, the assets of a page,
@@ -16,29 +17,29 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
 from itertools import islice
 
 from fastapi import Request, Response
 
-from swaplane.core.explain import UNKNOWN_RUN_S, forecast, job_view
+from swaplane.core.forecast import forecast, lane_grants, run_s
 from swaplane.core.state import Grant
+from swaplane.gateway.access import ApiRoute, Caller, Right, caller_of
 from swaplane.gateway.answers import send_answer
 from swaplane.gateway.client_side import ClientSide
 from swaplane.gateway.detached import DetachedJobs
 from swaplane.gateway.errors import RawHeaders, error_response, go_json
-from swaplane.gateway.queue_view import ended_json, job_json
+from swaplane.gateway.job_lookup import find_job, shown_job, unknown_job
+from swaplane.gateway.queue_view import POSITIONS_COUNTED, detached_json, job_path
 from swaplane.gateway.replies import NotNow, Unknown, accept_of, json_reply, raw_reply, recorded
 from swaplane.gateway.stored_errand import job_headers
 from swaplane.gateway.videos import is_video, waiting_video
 from swaplane.runtime import Runtime
 from swaplane.store import Store, StoredJob
+from swaplane.ticket import Ended, Ticket
 
-POSITIONS_COUNTED = 100  #: a job further back is told no position: each one costs a comparison of all who wait
 LONGEST_RETRY_S = 60  #: what `Retry-After` says at most
-
-Endpoint = Callable[..., Awaitable[Response]]
 
 _PREFERENCE = re.compile(rb'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # up to a comma that is not inside quotes
 _ASYNC = re.compile(rb'respond-async[ \t]*(?:=[ \t]*(?:""[ \t]*)?)?', re.IGNORECASE)
@@ -64,10 +65,10 @@ def accepted(wire: ClientSide, stored: StoredJob, runtime: Runtime) -> None:
     headers: RawHeaders = [
         (b"Content-Type", b"application/json"),
         (b"Content-Length", b"%d" % len(body)),
-        (b"Location", _path(stored).encode("latin-1")),
+        (b"Location", job_path(stored).encode("latin-1")),
         (b"Retry-After", b"%d" % retry_after_s(runtime, stored)),
         (b"Preference-Applied", b"respond-async"),
-        *job_headers(stored, runtime.dispatcher.rules),
+        *job_headers(stored),
     ]
     send_answer(wire, HTTPStatus.ACCEPTED, headers, body)
 
@@ -78,66 +79,25 @@ def retry_after_s(runtime: Runtime, stored: StoredJob) -> int:
     The jobs that would be dispatched before it, each as long as its model's jobs have taken so far; one that runs
     already for longer than that, as long as it has run.
     """
-    dispatcher, now = runtime.dispatcher, time.monotonic()
+    board, now = runtime.dispatcher, time.monotonic()
     if stored.state == "ended":
         return 1
 
-    def run_s(model: str) -> float:
-        state = dispatcher.models.get(model)
-        return UNKNOWN_RUN_S if state is None or state.run_s is None else state.run_s
-
     def place_s(grant: Grant) -> float:
-        return max(run_s(grant.job.model), 0.0 if grant.sent_at is None else now - grant.sent_at)
+        return max(run_s(board, grant.job.model), 0.0 if grant.sent_at is None else now - grant.sent_at)
 
-    own = dispatcher.grant(stored.id)
-    total_s = run_s(stored.model) if own is None else place_s(own)
-    if stored.id in dispatcher.queue:
-        lane = dispatcher.lanes[dispatcher.queue.lane_of(stored.id)]
-        total_s += sum(place_s(grant) for grant in dispatcher.grants() if grant.lane == lane.plan.name)
-        for job in islice(forecast(dispatcher, lane, now), POSITIONS_COUNTED):
-            if job.id == stored.id or total_s >= LONGEST_RETRY_S:
+    own = board.grant(stored.id)
+    total_s = run_s(board, stored.model) if own is None else place_s(own)
+    if stored.id in board.queue:
+        lane = board.lanes[board.queue.lane_of(stored.id)]
+        total_s += sum(map(place_s, lane_grants(board, lane)))
+        for expected in islice(forecast(board, lane, now), POSITIONS_COUNTED):
+            if expected.job.id == stored.id or total_s >= LONGEST_RETRY_S:
                 break
-            total_s += run_s(job.model)
+            total_s += run_s(board, expected.job.model)
         else:  # it stands further back
             return LONGEST_RETRY_S
     return min(max(math.ceil(total_s), 1), LONGEST_RETRY_S)
-
-
-def detached_json(runtime: Runtime, stored: StoredJob) -> dict[str, object]:
-    """A detached job as `/api/jobs/{id}` shows it: like any other job, and what the store knows of it."""
-    shown: dict[str, object] = {
-        "id": stored.id,
-        "model": stored.model,
-        "member": stored.member,
-        "label": stored.label,
-        "priority": stored.priority,
-        "band": stored.band,
-        "state": stored.state,
-        "outcome": stored.outcome,
-        "waited_s": _rounded(stored.waited_s),
-        "run_s": _rounded(stored.run_s),
-    }
-    if stored.state != "ended":
-        view = job_view(runtime.dispatcher, stored.id, time.monotonic(), limit=POSITIONS_COUNTED)
-        if view is not None:
-            shown.update(job_json(view, runtime.ticket(stored.id)))
-    return {
-        **shown,
-        "detached": True,
-        "submitted_at": _rounded(stored.submitted_at),
-        "attempts": stored.attempts,
-        "status": stored.status,
-        "result": f"{_path(stored)}/result",
-        "expires_at": _rounded(stored.expires_at),
-    }
-
-
-def _path(stored: StoredJob) -> str:
-    return f"/api/jobs/{stored.id}"
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
 
 
 class JobsApi:
@@ -148,36 +108,32 @@ class JobsApi:
         self._detached = detached
         self._jobs = store.jobs
 
-    def routes(self) -> list[tuple[str, str, Endpoint]]:
-        """(method, path, endpoint)."""
+    def routes(self) -> list[ApiRoute]:
+        """What is served."""
         return [
-            ("GET", "/api/jobs/{job_id}", self.job),
-            ("DELETE", "/api/jobs/{job_id}", self.cancel),
-            ("GET", "/api/jobs/{job_id}/result", self.result),
+            ApiRoute("GET", "/api/jobs/{job_id}", self.job, Right.MEMBER),
+            ApiRoute("DELETE", "/api/jobs/{job_id}", self.cancel, Right.MEMBER),
+            ApiRoute("GET", "/api/jobs/{job_id}/result", self.result, Right.MEMBER),
         ]
 
-    async def job(self, job_id: str) -> Response:
+    async def job(self, request: Request, job_id: str) -> Response:
         """One job that waits or runs, or how it ended."""
-        if stored := await self._detached.get(job_id):
-            return json_reply(detached_json(self._runtime, stored))
-        if ended := self._runtime.recent.get(job_id):
-            return json_reply(ended_json(ended))
-        view = job_view(self._runtime.dispatcher, job_id, time.monotonic(), limit=POSITIONS_COUNTED)
-        if view is None:
-            raise unknown_job(job_id)
-        return json_reply(job_json(view, self._runtime.ticket(job_id)))
+        return json_reply(await shown_job(caller_of(request.scope), job_id, self._runtime, self._detached))
 
-    async def cancel(self, job_id: str) -> Response:
+    async def _find(self, caller: Caller, job_id: str) -> StoredJob | Ticket | Ended:
+        return await find_job(caller, job_id, self._runtime, self._detached)
+
+    async def cancel(self, request: Request, job_id: str) -> Response:
         """End a job, whether it waits or runs; of a detached one that has ended, delete the answer."""
-        stored = await self._detached.get(job_id)
-        if stored is None:
+        found = await self._find(caller_of(request.scope), job_id)
+        if not isinstance(found, StoredJob):
             done = self._runtime.cancel(job_id)
-        elif stored.state != "ended":
+        elif found.state != "ended":
             done = await self._detached.cancel(job_id)
-        elif stored.batch is None:
+        elif found.batch is None:
             done = await self._detached.delete(job_id)
         else:
-            raise NotNow(f"job `{job_id}` has ended and belongs to batch `{stored.batch}`: it is deleted with that")
+            raise NotNow(f"job `{job_id}` has ended and belongs to batch `{found.batch}`: it is deleted with that")
         if done:
             return json_reply({"msg": "ok", "id": job_id})
         if ended := self._runtime.recent.get(job_id):
@@ -186,13 +142,11 @@ class JobsApi:
 
     async def result(self, request: Request, job_id: str) -> Response:
         """The answer to a detached job's request, as its model gave it: status, headers and body."""
-        stored = await self._detached.get(job_id)
-        if stored is None:
-            if self._runtime.ticket(job_id) is not None:
-                raise Unknown(f"job `{job_id}` is not a detached one: its answer goes to the client that sent it")
-            if job_id in self._runtime.recent:
-                raise _not_kept(job_id)
-            raise unknown_job(job_id)
+        stored = await self._find(caller_of(request.scope), job_id)
+        if isinstance(stored, Ticket):
+            raise Unknown(f"job `{job_id}` is not a detached one: its answer goes to the client that sent it")
+        if isinstance(stored, Ended):
+            raise _not_kept(job_id)
         if stored.state != "ended":
             return self._not_yet(request, stored)
         if stored.status is None:
@@ -215,20 +169,13 @@ class JobsApi:
 
     def _no_answer(self, request: Request, stored: StoredJob) -> tuple[int, RawHeaders, bytes]:
         words = f"job `{stored.id}` has ended as {stored.outcome}, and its answer could not be kept"
-        headers, body = error_response(
-            500, words, accept=accept_of(request), extra=job_headers(stored, self._runtime.dispatcher.rules)
-        )
+        headers, body = error_response(500, words, accept=accept_of(request), extra=job_headers(stored))
         return 500, headers, body
 
 
 def _bare(status: int, headers: RawHeaders) -> Response:
     """A recorded answer without a body; a 304 may name the length of one all the same, which cannot be sent."""
     return raw_reply(status, [each for each in headers if each[0].lower() != b"content-length" or each[1] == b"0"], b"")
-
-
-def unknown_job(job_id: str) -> Unknown:
-    """What is told of an id that stands for no job."""
-    return Unknown(f"no job `{job_id[:100]}` is known: it never arrived here, was deleted, or ended long ago")
 
 
 def _not_kept(job_id: str) -> Unknown:

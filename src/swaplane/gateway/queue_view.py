@@ -1,16 +1,25 @@
-"""Lanes and jobs as JSON: the answers of `/api/queue` and `/api/jobs/{id}`.
+"""Lanes and jobs as JSON: the answers of `/api/queue` and `/api/jobs/{id}`, for jobs that are live, over or stored.
 
-The order and the reasons come from `core.explain`; here they only get their shape. Called by `api`.
+The order and the reasons come from `core.explain`; here they get their shape, and of jobs that a caller may not see
+what tells whose they are is left out. Called by `api` and `jobs_api`.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Literal, TypedDict, cast
 
-from swaplane.core.explain import JobView, LaneView, lane_view
+from swaplane.core.events import Job
+from swaplane.core.explain import JobView, LaneView, Sees, job_view, lane_view
+from swaplane.gateway.access import Caller
 from swaplane.runtime import Runtime
+from swaplane.store import StoredJob
 from swaplane.ticket import Ended, Ticket
 from swaplane.wire import JobJson, JobState, LaneJson, QueueJson
+
+OTHER = "other"  #: the member that jobs of all others are shown with
+
+POSITIONS_COUNTED = 100  #: a job further back is told no position: each one costs a comparison of all who wait
 
 _DECIMALS = 3  # of seconds and points
 
@@ -22,6 +31,7 @@ class EndedJobJson(TypedDict):
     model: str
     member: str
     label: str
+    key: str  #: name of the API key it came with; empty without one
     priority: int
     band: str
     state: Literal["ended"]
@@ -30,40 +40,62 @@ class EndedJobJson(TypedDict):
     run_s: float | None  #: how long it occupied its model's server; None when it was never sent there
 
 
-def queue_json(runtime: Runtime, now: float, *, limit: int) -> QueueJson:
-    """All lanes at `now` (seconds of the dispatcher's clock), each with its first `limit` waiting jobs."""
-    dispatcher = runtime.dispatcher
-    views = (lane_view(dispatcher, lane, now, limit=limit) for lane in dispatcher.lanes.values())
-    return {"lanes": [_lane_json(view, runtime) for view in views]}
+def seen_by(caller: Caller) -> Sees:
+    """Which jobs a caller may see in full."""
+
+    def sees(job: Job) -> bool:
+        return caller.owns(member=job.member, key=job.key)
+
+    return sees
 
 
-def _lane_json(view: LaneView, runtime: Runtime) -> LaneJson:
+def queue_json(runtime: Runtime, now: float, caller: Caller, *, limit: int) -> QueueJson:
+    """All lanes at `now` (seconds of the dispatcher's clock), each with its first `limit` waiting jobs.
+
+    Of jobs that the caller may not see, it is told that they are there and how they score.
+    """
+    dispatcher, sees = runtime.dispatcher, seen_by(caller)
+    views = (lane_view(dispatcher, lane, now, limit=limit, sees=sees) for lane in dispatcher.lanes.values())
+    return {"lanes": [_lane_json(view, runtime, sees) for view in views]}
+
+
+def _lane_json(view: LaneView, runtime: Runtime, sees: Sees) -> LaneJson:
+    def shown(job: JobView) -> JobJson:
+        ticket = runtime.ticket(job.job.id)
+        return job_json(job, ticket) if sees(job.job) else _of_another(job, ticket)
+
     return {
         "name": view.name,
         "size": view.size,
         "paused": view.paused,
         "resident": list(view.resident),
-        "running": [job_json(job, runtime.ticket(job.job.id)) for job in view.running],
-        "waiting": [job_json(job, None) for job in view.waiting],
+        "running": [shown(job) for job in view.running],
+        "waiting": [shown(job) for job in view.waiting],
         "waiting_total": view.waiting_total,
     }
 
 
-def job_json(view: JobView, ticket: Ticket | None) -> JobJson:
-    """One job that waits, loads or runs; what its server says of it is on its ticket.
+def _of_another(view: JobView, ticket: Ticket | None) -> JobJson:
+    """A job that its viewer may not see: what its server says of it may quote the request, so that is left out."""
+    return {**job_json(view, ticket, news=False), "id": "", "member": OTHER, "label": "", "key": ""}
+
+
+def job_json(view: JobView, ticket: Ticket | None, *, news: bool = True) -> JobJson:
+    """One job that waits, loads or runs; what its server says of it is on its ticket, and told with `news`.
 
     The score shown is the sum of the terms shown.
     """
     job, score = view.job, view.score
     progress = None if ticket is None else ticket.progress
     done = "" if progress is None else f", {progress:.0f} % done"
-    news = "" if ticket is None or not ticket.news else f" ({ticket.news})"
+    said = f" ({ticket.news})" if news and ticket is not None and ticket.news else ""
     affinity, aging = round(score.affinity, _DECIMALS), round(score.aging, _DECIMALS)
     return {
         "id": job.id,
         "model": job.model,
         "member": job.member,
         "label": job.label,
+        "key": job.key,
         "priority": job.priority,
         "band": view.band,
         "base": score.base,
@@ -74,8 +106,10 @@ def job_json(view: JobView, ticket: Ticket | None) -> JobJson:
         "waited_s": round(view.waited_s, _DECIMALS),
         "aging_s": round(view.aging_s, _DECIMALS),
         "position": view.position,
+        "ahead": None if view.ahead is None else dict(view.ahead),
+        "expected_wait_s": _rounded(view.expected_wait_s),
         "state": cast("JobState", view.state),
-        "reason": view.reason + done + news,
+        "reason": view.reason + done + said,
         "progress": progress,
     }
 
@@ -88,10 +122,54 @@ def ended_json(ended: Ended) -> EndedJobJson:
         "model": job.model,
         "member": job.member,
         "label": job.label,
+        "key": job.key,
         "priority": job.priority,
         "band": ended.band,
         "state": "ended",
         "outcome": str(ended.outcome),
         "waited_s": round(ended.waited_s, _DECIMALS),
-        "run_s": None if ended.run_s is None else round(ended.run_s, _DECIMALS),
+        "run_s": _rounded(ended.run_s),
     }
+
+
+def detached_json(runtime: Runtime, stored: StoredJob, sees: Sees | None = None) -> dict[str, object]:
+    """A detached job as `/api/jobs/{id}` shows it: like any other job, and what the store knows of it.
+
+    It is told why it waits in terms of the jobs that its reader `sees`; by default those of its own key.
+    """
+    shown: dict[str, object] = {
+        "id": stored.id,
+        "model": stored.model,
+        "member": stored.member,
+        "label": stored.label,
+        "key": stored.key_name,
+        "priority": stored.priority,
+        "band": stored.band,
+        "state": stored.state,
+        "outcome": stored.outcome,
+        "waited_s": _rounded(stored.waited_s),
+        "run_s": _rounded(stored.run_s),
+    }
+    if stored.state != "ended":
+        sees = sees or (lambda job: job.key == stored.key_name)
+        view = job_view(runtime.dispatcher, stored.id, time.monotonic(), limit=POSITIONS_COUNTED, sees=sees)
+        if view is not None:
+            shown.update(job_json(view, runtime.ticket(stored.id)))
+    return {
+        **shown,
+        "detached": True,
+        "submitted_at": _rounded(stored.submitted_at),
+        "attempts": stored.attempts,
+        "status": stored.status,
+        "result": f"{job_path(stored)}/result",
+        "expires_at": _rounded(stored.expires_at),
+    }
+
+
+def job_path(stored: StoredJob) -> str:
+    """Where a detached job can be asked for."""
+    return f"/api/jobs/{stored.id}"
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, _DECIMALS)

@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import FileResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from swaplane.gateway.errors import RawHeaders, RequestRefused, go_json
@@ -30,6 +31,26 @@ class NotNow(RequestRefused):
     """What is asked for does not fit to the state of the thing it is asked of; asking again does not help."""
 
     status = 409
+
+
+class TooLong(RequestRefused):
+    """The request's body is longer than any that makes sense here."""
+
+    status = 413
+    code = "request_too_large"
+
+
+async def short_body(request: Request, limit: int) -> bytes:
+    """The body of a request, of at most `limit` bytes. Raises TooLong, and RequestRefused when it breaks off."""
+    data = b""
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > limit:
+                raise TooLong(f"the request body is longer than {limit} bytes")
+    except ClientDisconnect:
+        raise RequestRefused("the request broke off") from None  # nobody reads it
+    return data
 
 
 def json_reply(value: Any, *, end: str = "") -> Response:

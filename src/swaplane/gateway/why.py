@@ -1,7 +1,7 @@
 """`/api/jobs/{id}/why`: what a job waits for, or how far it is, in a sentence.
 
-Decides the words. What it waits for is decided by `core.explain`, its progress is what its model's server tells.
-Called by `api`.
+Decides the words. What it waits for is decided by `core.explain`, its progress is what its model's server tells, and
+who may ask is decided by `job_lookup.find_job`. Called by `api`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import time
 from fastapi import Request, Response
 
 from swaplane.core.explain import job_view
+from swaplane.gateway.access import ApiRoute, Caller, Right, caller_of
 from swaplane.gateway.detached import DetachedJobs
-from swaplane.gateway.jobs_api import POSITIONS_COUNTED, unknown_job
-from swaplane.gateway.queue_view import EndedJobJson, ended_json, job_json
+from swaplane.gateway.job_lookup import find_job, unknown_job
+from swaplane.gateway.queue_view import POSITIONS_COUNTED, EndedJobJson, ended_json, job_json, seen_by
 from swaplane.gateway.replies import json_reply
 from swaplane.runtime import Runtime
 from swaplane.store import StoredJob
@@ -27,30 +28,31 @@ class Why:
         self._runtime = runtime
         self._detached = detached
 
-    def routes(self) -> list[tuple[str, str, object]]:
-        """(method, path, endpoint)."""
-        return [("GET", "/api/jobs/{job_id}/why", self.why)]
+    def routes(self) -> list[ApiRoute]:
+        """What is served."""
+        return [ApiRoute("GET", "/api/jobs/{job_id}/why", self.why, Right.MEMBER)]
 
     async def why(self, request: Request, job_id: str) -> Response:
         """JSON, or plain text for who asks for it: `text` is the answer, the rest is what it is made of."""
-        told = await self._told(job_id)
+        told = await self._told(caller_of(request.scope), job_id)
         if "text/plain" in request.headers.get("accept", ""):
             return Response(f"{told['text']}\n", media_type="text/plain; charset=utf-8")
         return json_reply(told)
 
-    async def _told(self, job_id: str) -> dict[str, object]:
-        view = job_view(self._runtime.dispatcher, job_id, time.monotonic(), limit=POSITIONS_COUNTED)
+    async def _told(self, caller: Caller, job_id: str) -> dict[str, object]:
+        found = await find_job(caller, job_id, self._runtime, self._detached)
+        now, sees = time.monotonic(), seen_by(caller)
+        view = job_view(self._runtime.dispatcher, job_id, now, limit=POSITIONS_COUNTED, sees=sees)
         if view is not None:
             job = job_json(view, self._runtime.ticket(job_id))
-            keys = ("id", "state", "position", "waited_s", "progress", "reason")
+            keys = ("id", "state", "position", "ahead", "expected_wait_s", "waited_s", "progress", "reason")
             return {**{key: dict(job)[key] for key in keys}, "text": _live_text(job)}
         if ended := self._runtime.recent.get(job_id):
             shown = ended_json(ended)
             return {"id": job_id, "state": "ended", "outcome": shown["outcome"], "text": _ended_text(shown)}
-        stored = await self._detached.get(job_id)
-        if stored is None:
-            raise unknown_job(job_id)
-        return {"id": job_id, "state": stored.state, "outcome": stored.outcome, "text": _stored_text(stored)}
+        if isinstance(found, StoredJob):
+            return {"id": job_id, "state": found.state, "outcome": found.outcome, "text": _stored_text(found)}
+        raise unknown_job(job_id)
 
 
 def _live_text(job: JobJson) -> str:
