@@ -10,6 +10,7 @@ import pytest
 from swaplane.config.load import load
 from swaplane.config.settings import Settings
 from swaplane.gateway import batch_input
+from swaplane.gateway.access import EVERYBODY
 from swaplane.gateway.batch_input import Checked, check
 
 ENDPOINT = "/v1/chat/completions"
@@ -39,7 +40,7 @@ def checked(tmp_path: Path, settings: Settings) -> Any:
         ]
         path = tmp_path / "input.jsonl"
         path.write_bytes(end.join(texts))
-        return check(path, ENDPOINT, settings, threading.Event())
+        return check(path, ENDPOINT, settings, EVERYBODY, threading.Event())
 
     return run
 
@@ -152,4 +153,4 @@ def test_a_check_that_is_given_up_ends(tmp_path: Path, settings: Settings) -> No
     path.write_text("\n".join(json.dumps(line(number)) for number in range(10)))
     given_up = threading.Event()
     given_up.set()
-    assert not check(path, ENDPOINT, settings, given_up).lines
+    assert not check(path, ENDPOINT, settings, EVERYBODY, given_up).lines

@@ -6,12 +6,14 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from swaplane.config.load import load
+from swaplane.config.settings import Key
 from swaplane.gateway import batch_run
 from swaplane.gateway.batch_input import Checked
 from swaplane.gateway.batch_record import Batch, Counts, Sender, stored_batch
@@ -94,7 +96,10 @@ async def lines(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         yield content
 
     now = int(time.time())
-    await store.files.add(StoredFile(id="file-in", filename="a", purpose="batch", bytes=0, created_at=now), pieces())
+    await store.files.add(
+        StoredFile(id="file-in", filename="a", purpose="batch", bytes=0, created_at=now, member="", key_name=""),
+        pieces(),
+    )
     sender = Sender(member="m", label="l", priority=-100, client="", authorization=None)
     batch = Batch(
         endpoint=ENDPOINT,
@@ -227,7 +232,7 @@ async def test_an_answer_that_is_gone_is_told(lines: Lines) -> None:
 async def test_a_cancel_while_it_is_checked_runs_nothing(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
 
-    def check(path: Path, endpoint: str, settings: object, given_up: threading.Event) -> Checked:
+    def check(path: Path, endpoint: str, settings: object, caller: object, given_up: threading.Event) -> Checked:
         begun.set()
         assert given_up.wait(60)
         return Checked()
@@ -240,6 +245,17 @@ async def test_a_cancel_while_it_is_checked_runs_nothing(lines: Lines, monkeypat
     batch = lines.run.batch
     assert (batch.status, batch.output_file_id, batch.error_file_id) == ("cancelled", None, None)
     assert (lines.accepted, batch.request_counts.total) == (0, 0)
+
+
+async def test_nothing_runs_for_a_key_that_was_removed_before_the_file_was_checked(lines: Lines) -> None:
+    other = Key(name="other", digest=b"")
+    lines.run.batch.sender.key = "gone"
+    lines.runtime.settings = replace(lines.runtime.settings, keys=(other,))
+    await done(asyncio.create_task(lines.run.run()))
+    batch = lines.run.batch
+    assert (batch.status, lines.accepted) == ("failed", 0)
+    assert batch.errors is not None
+    assert [error.code for error in batch.errors.data] == ["key_removed"]
 
 
 async def test_a_cancel_while_its_lines_are_made_ends_them(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:

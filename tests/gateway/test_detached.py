@@ -17,6 +17,7 @@ import pytest
 
 from swaplane.config.settings import ModelSettings
 from swaplane.core.score import ScoreRules
+from swaplane.gateway.access import EVERYBODY
 from swaplane.gateway.body import Body
 from swaplane.gateway.detached import DetachedJobs
 from swaplane.gateway.headers import read_own_headers
@@ -266,7 +267,7 @@ async def test_a_job_that_cannot_be_stored_is_not_accepted(tmp_path: Path) -> No
     await store.close()
     rules = ScoreRules()
     dispatcher = SimpleNamespace(shutting_down=False, rules=rules)
-    runtime = cast("Runtime", SimpleNamespace(dispatcher=dispatcher, next_id=lambda: "a-1"))
+    runtime = SimpleNamespace(dispatcher=dispatcher, next_id=lambda: "a-1", watchers=[], refusal=lambda *_, **__: None)
     errand = Errand(
         model=ModelSettings(id="mA", argv=("x",), cmd="x", proxy="http://127.0.0.1:1"),
         method=b"POST",
@@ -274,10 +275,10 @@ async def test_a_job_that_cannot_be_stored_is_not_accepted(tmp_path: Path) -> No
         headers=[],
         client_host="",
         body=Body(b"{}", 2),
-        own=read_own_headers([], rules),
+        own=read_own_headers([], rules, EVERYBODY),
     )
     with pytest.raises(JobNotStored, match="is closed") as refused:
-        await DetachedJobs(runtime, store, cast("Passage", None)).accept(errand)
+        await DetachedJobs(cast("Runtime", runtime), store, cast("Passage", None)).accept(errand)
     assert refused.value.status == 507
 
 

@@ -156,11 +156,13 @@ async def test_only_what_fails_while_the_store_works_ends_a_job(
     jobs = SimpleNamespace(keep_s=60.0, interrupted="rerun")
     model = ModelSettings(id="mA", argv=("x",), cmd="x", proxy="http://127.0.0.1:1")
     runtime = SimpleNamespace(
-        dispatcher=SimpleNamespace(rules=ScoreRules()), recent={}, settings=SimpleNamespace(jobs=jobs)
+        dispatcher=SimpleNamespace(rules=ScoreRules()), recent={}, settings=SimpleNamespace(jobs=jobs, keys=())
     )
     turn = asyncio.get_running_loop().create_future()
     turn.set_result(Run(proxy=model.proxy, waited_s=0.0))
-    ticket = SimpleNamespace(turn=turn, on_cut=lambda _: None, ended=lambda _: None, server_id=None, lane="gpu")
+    ticket = SimpleNamespace(
+        job=stored, turn=turn, on_cut=lambda _: None, ended=lambda _: None, server_id=None, lane="gpu"
+    )
     runs = StoredRuns(cast("Runtime", runtime), store, cast("Passage", Passed()), Outage(store))
     assert await runs.run(stored, model, cast("Ticket", ticket)) == outcome
     kept = await store.jobs.get("j-1")

@@ -29,7 +29,7 @@ async def test_a_job_comes_back_as_it_was_stored(store: Store) -> None:
         custom_id="mine",
     )
     stored = await store.jobs.add(given, pieces(b"hello"), 5)
-    assert differences(stored, given) == {"seq"}
+    assert differences(stored, given) == {"seq", "body_bytes"}
     assert await store.jobs.get("c91c-1") == stored
     assert await stored_body(store, "c91c-1") == b"hello"
     assert await store.jobs.get("c91c-2") is None
@@ -75,14 +75,17 @@ async def test_a_key_that_comes_again_gives_the_earlier_job_and_stores_nothing(s
     assert await stored_body(store, "j-1") == body_of("j-1", 7)
 
 
-async def test_keys_belong_to_their_member(store: Store) -> None:
+async def test_idempotency_keys_belong_to_an_api_key_and_a_member(store: Store) -> None:
     hers = await add(store, "j-1", key="k", member="alice")
     his = await add(store, "j-2", key="k", member="bob")
-    assert await store.jobs.by_key("alice", "k") == hers
-    assert await store.jobs.by_key("bob", "k") == his
-    assert await store.jobs.by_key("alice", "other") is None
+    elsewhere = await add(store, "j-4", key="k", member="alice", key_name="bot")
+    assert await store.jobs.by_key("", "alice", "k") == hers
+    assert await store.jobs.by_key("", "bob", "k") == his
+    assert await store.jobs.by_key("bot", "alice", "k") == elsewhere
+    assert await store.jobs.by_key("bot", "bob", "k") is None
+    assert await store.jobs.by_key("", "alice", "other") is None
     await store.jobs.delete("j-1")
-    assert await store.jobs.by_key("alice", "k") is None
+    assert await store.jobs.by_key("", "alice", "k") is None
     assert (await add(store, "j-3", key="k", member="alice")).id == "j-3"
 
 

@@ -260,7 +260,7 @@ async def test_a_file_that_the_disk_does_not_take_is_told_and_leaves_nothing(sto
     with no_file_longer_than(LONG):
         with pytest.raises(StoreError, match=f"{store.folder / 'bodies'} cannot be read or written: File too large"):
             await add(store, "j-2", 3 * LONG)
-        upload = StoredFile(id="file-1", filename="f", purpose="batch", bytes=0, created_at=1.0)
+        upload = StoredFile(id="file-1", filename="f", purpose="batch", bytes=0, created_at=1.0, member="", key_name="")
         with pytest.raises(StoreError, match=f"{store.folder / 'files'} cannot be read or written: File too large"):
             await store.files.add(upload, pieces(bytes(3 * LONG)))
         assert names(store.folder / "bodies") | names(store.folder / "files") == set()

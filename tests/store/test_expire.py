@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from swaplane.store import Store, StoreError
-from swaplane.store.batches import StoredBatch
-from swaplane.store.files import StoredFile
 from tests.store.support import LONG, add, body_of, end, job, names, pieces, stored_body
+from tests.store.test_files import file, stored_batch
 from tests.store.test_remembered import kept, remembered
 
 pytestmark = pytest.mark.anyio
@@ -42,10 +41,10 @@ async def test_a_job_stays_until_its_webhook_was_called(store: Store) -> None:
 async def test_everything_else_goes_when_it_is_past_its_time(store: Store) -> None:
     for n, expires_at in enumerate((100.0, 101.0, None)):
         await store.files.add(
-            StoredFile(id=f"f-{n}", filename="f", purpose="batch", bytes=0, created_at=1.0, expires_at=expires_at),
+            file(f"f-{n}", expires_at=expires_at),
             pieces(b"file"),
         )
-        await store.batches.add(StoredBatch(id=f"b-{n}", created_at=1.0, data="{}", open=False, expires_at=expires_at))
+        await store.batches.add(stored_batch(f"b-{n}", expires_at=expires_at))
         await store.remembered.add(remembered("mA", f"v-{n}", expires_at=expires_at))
         await store.remembered.keep("mA", f"v-{n}", f"/v1/videos/v-{n}", kept(store, b"x"))
     await store.expire(100.0)
@@ -83,9 +82,7 @@ async def test_a_body_that_is_being_written_is_not_taken_for_a_left_over(store: 
 
     data = body_of("j-1", 2 * LONG)
     adding = asyncio.create_task(store.jobs.add(job("j-1"), slow(data), len(data)))
-    uploading = asyncio.create_task(
-        store.files.add(StoredFile(id="f-1", filename="f", purpose="batch", bytes=0, created_at=1.0), slow(data))
-    )
+    uploading = asyncio.create_task(store.files.add(file("f-1"), slow(data)))
     while len(names(store.folder / "bodies") | names(store.folder / "files")) < 2:
         await half.wait()
         await asyncio.sleep(0)

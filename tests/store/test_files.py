@@ -15,8 +15,14 @@ from tests.store.support import LONG, body_of, names, pieces
 pytestmark = pytest.mark.anyio
 
 
-def file(file_id: str, purpose: str = "batch") -> StoredFile:
-    return StoredFile(id=file_id, filename="in ä.jsonl", purpose=purpose, bytes=0, created_at=1000.5)
+def file(file_id: str, purpose: str = "batch", **fields: Any) -> StoredFile:
+    common: dict[str, Any] = {"filename": "in ä.jsonl", "bytes": 0, "created_at": 1000.5}
+    return StoredFile(**common | {"id": file_id, "purpose": purpose, "member": "alice", "key_name": "bot"} | fields)
+
+
+def stored_batch(batch_id: str, **fields: Any) -> StoredBatch:
+    common: dict[str, Any] = {"created_at": 1000.5, "data": "{}", "open": False, "member": "alice", "key_name": "bot"}
+    return StoredBatch(**common | {"id": batch_id} | fields)
 
 
 @pytest.mark.parametrize("length", [0, 7, 3 * LONG])
@@ -98,7 +104,7 @@ async def test_files_are_listed_in_pages(store: Store) -> None:
 
 
 async def test_batches_are_stored_updated_and_listed(store: Store) -> None:
-    batches = [StoredBatch(id=f"b-{n}", created_at=1000.5 + n, data=f'{{"n": {n}}}', open=n != 1) for n in range(4)]
+    batches = [stored_batch(f"b-{n}", created_at=1000.5 + n, data=f'{{"n": {n}}}', open=n != 1) for n in range(4)]
     for batch in batches:
         await store.batches.add(batch)
     assert await store.batches.get("b-1") == batches[1]

@@ -32,6 +32,7 @@ async def test_a_job_goes_through_its_states(store: Store) -> None:
     assert ended is not None
     assert ended == job(
         "j-1",
+        body_bytes=5,
         seq=waiting.seq,
         state="ended",
         attempts=2,

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.anyio
 def remembered(model: str, server_id: str, **fields: Any) -> Remembered:
     common: dict[str, Any] = {
         "job_id": f"c91c-{server_id}",
+        "member": "alice",
+        "key_name": "bot",
         "completion": "openai-videos",
         "created_at": 1000.5,
         "stage": "running",

@@ -14,7 +14,16 @@ from typing import ClassVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from swaplane.completion.paths import normal
-from swaplane.completion.rule import DEFAULT_DEADLINE_S, DEFAULT_PATIENCE_S, Answer, Call, Report, Stage
+from swaplane.completion.rule import (
+    DEFAULT_DEADLINE_S,
+    DEFAULT_PATIENCE_S,
+    Answer,
+    Call,
+    Concern,
+    Reach,
+    Report,
+    Stage,
+)
 from swaplane.completion.tree import at, for_people, job_id, parsed
 
 _SUBMIT = "/prompt"
@@ -23,6 +32,9 @@ _CONTROLS = frozenset({"/interrupt", "/queue", "/history", "/free"})
 _READ_JOB = re.compile(r"/(?:history|jobs)/([^/]+)")
 _CANCEL_JOB = re.compile(r"/jobs/([^/]+)/cancel")
 _READS = ("GET", "HEAD")
+#: Lists of all jobs, and logs and folders that show their prompts and files.
+_LISTS = re.compile(r"/queue|/history|/jobs|/internal(/.*)?|/api/assets(/.*)?", re.DOTALL)
+_MARKED = re.compile(r".*\[(input|output|temp)\]\s*", re.DOTALL)  # a file name that says in which folder it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +69,24 @@ class ComfyUi:
         elif method == "POST":
             found = _CANCEL_JOB.fullmatch(_plain(path))
         return found and found[1]
+
+    def concern(self, method: str, target: str, body: bytes | None) -> Concern:
+        """See `Completion.concern`."""
+        path, _, query = target.partition("?")
+        named = self.id_in(method, path)
+        if named is not None:
+            return Concern(reach=Reach.NAMED, ids=(named,))
+        plain = _plain(path)
+        if method in _READS:
+            if plain == _FILE:
+                return Concern(reach=Reach.NOBODY if _is_input(query) else Reach.RESULT)
+            lists = _LISTS.fullmatch(plain) or _LISTS.fullmatch(normal(path))
+            return Concern(reach=Reach.EVERYBODY if lists else Reach.NOBODY)
+        ids = _ids_in(plain, parsed(body or b""))
+        if plain == "/history" and not ids:
+            return Concern(reach=Reach.EVERYBODY)
+        # An older server does not look at the id in an interrupt: it ends whatever runs.
+        return Concern(reach=Reach.NAMED if ids and plain != "/interrupt" else Reach.RUNNING, ids=ids)
 
     def polls(self, server_id: str) -> tuple[Call, ...]:
         """See `Completion.polls`."""
@@ -114,6 +144,28 @@ class ComfyUi:
 def _plain(path: str) -> str:
     path = normal(path)
     return path.removeprefix("/api") if path.startswith("/api/") else path
+
+
+def _ids_in(plain: str, fields: object) -> tuple[str, ...]:
+    """The prompts that a control's body names; empty when it is about more than those."""
+    if not isinstance(fields, dict) or fields.get("clear"):
+        return ()
+    ids: object = None
+    if plain == "/interrupt":
+        ids = [fields.get("prompt_id")]
+    elif plain in ("/queue", "/history"):
+        ids = fields.get("delete")
+    if not isinstance(ids, list):
+        return ()
+    known = tuple(each for each in ids if isinstance(each, str) and each)
+    return known if len(known) == len(ids) else ()
+
+
+def _is_input(query: str) -> bool:
+    """Whether a file is one that was uploaded, for whatever the server takes of the query."""
+    given = parse_qsl(query, keep_blank_values=True, errors="replace")
+    names, kinds = ([value for key, value in given if key == wanted] for wanted in ("filename", "type"))
+    return len(names) == 1 and kinds == ["input"] and _MARKED.fullmatch(names[0]) is None
 
 
 def _history(server_id: str) -> str:

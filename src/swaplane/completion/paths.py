@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 PLACEHOLDER = "{id}"
 _READS = ("GET", "HEAD")
@@ -57,6 +57,14 @@ class Route:
     def family_id_in(self, method: str, path: str) -> str | None:
         """The id in a request for anything at or below the path up to the id; None when there is none."""
         return self._id(self._family, method, path)
+
+    def ids_in_query(self, method: str, target: str) -> tuple[str, ...]:
+        """The ids that such a request has in its query, where this route has its own."""
+        path, _, query = target.partition("?")
+        own = parse_qsl(self.target.partition("?")[2])
+        names = {name for name, value in own if value == PLACEHOLDER}
+        found = parse_qsl(query, errors="replace") if names and self.fits(method, path) else ()
+        return tuple(value for name, value in found if name in names)
 
     def _id(self, pattern: re.Pattern[str], method: str, path: str) -> str | None:
         found = pattern.fullmatch(normal(path)) if self._same(method) else None

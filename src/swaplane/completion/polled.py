@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swaplane.completion.paths import Route, normal
-from swaplane.completion.rule import DEFAULT_DEADLINE_S, DEFAULT_PATIENCE_S, Answer, Call, Report, Stage
+from swaplane.completion.rule import (
+    DEFAULT_DEADLINE_S,
+    DEFAULT_PATIENCE_S,
+    Answer,
+    Call,
+    Concern,
+    Reach,
+    Report,
+    Stage,
+)
 from swaplane.completion.tree import (
     at,
     fault,
@@ -70,6 +79,15 @@ class Polled:
         found = (route.id_in(method, path) for route in routes if route is not None)
         server_id = next(filter(None, found), None)
         return self.poll.family_id_in(method, path) if server_id is None and not submits else server_id
+
+    def concern(self, method: str, target: str, body: bytes | None) -> Concern:
+        """See `Completion.concern`: what names no job is a list of all."""
+        server_id = self.id_in(method, target.partition("?")[0])
+        if server_id is not None:
+            return Concern(reach=Reach.NAMED, ids=(server_id,))
+        routes = (route for route in (self.poll, self.result, self.cancel) if route is not None)
+        ids = next(filter(None, (route.ids_in_query(method, target) for route in routes)), ())
+        return Concern(reach=Reach.NAMED if ids else Reach.EVERYBODY, ids=ids)
 
     def polls(self, server_id: str) -> tuple[Call, ...]:
         """See `Completion.polls`."""

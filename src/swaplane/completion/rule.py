@@ -51,6 +51,24 @@ class Report:
     detail: str = ""  #: for people: the server's own word for the stage, its place in the server's queue, why it failed
 
 
+class Reach(StrEnum):
+    """Whose jobs a bystander's request is about."""
+
+    NOBODY = "nobody"  #: no job: what the server can do, the files of its page
+    NAMED = "named"  #: the jobs that it names
+    RESULT = "result"  #: a file that a job made; what is kept of jobs tells whose
+    RUNNING = "running"  #: it changes whatever the server works on
+    EVERYBODY = "everybody"  #: it shows or changes all jobs that the server knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concern:
+    """The jobs that a bystander's request is about."""
+
+    reach: Reach
+    ids: tuple[str, ...] = ()  #: those that it names
+
+
 class Completion(Protocol):
     """How the end of one model's jobs is known. None of it raises, whatever a server or a client says.
 
@@ -80,6 +98,12 @@ class Completion(Protocol):
 
     def id_in(self, method: str, path: str) -> str | None:
         """The id that the path of such a request has at a job's place. Whether there is such a job is not known."""
+
+    def concern(self, method: str, target: str, body: bytes | None) -> Concern:
+        """Whose jobs a bystander's request with this path and query is about; never too few.
+
+        A body of None is there and cannot be read.
+        """
 
     def polls(self, server_id: str) -> tuple[Call, ...]:
         """What to ask, in this order, until `read` gives a report."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastapi import Response
+from fastapi import Request, Response
 
+from swaplane.gateway.access import ApiRoute, Right, caller_of
 from swaplane.gateway.body import Body
 from swaplane.gateway.detached import DetachedJobs
 from swaplane.gateway.errors import RawHeaders, RequestRefused, go_json
@@ -80,12 +80,12 @@ class Background:
         self._detached = detached
         self._jobs = store.jobs
 
-    def routes(self) -> list[tuple[str, str, Callable[..., Any]]]:
-        """(method, path, endpoint)."""
+    def routes(self) -> list[ApiRoute]:
+        """The endpoints; each is for whoever has the response."""
         return [
-            ("GET", PATH + "/{response_id}", self.retrieve),
-            ("DELETE", PATH + "/{response_id}", self.delete),
-            ("POST", PATH + "/{response_id}/cancel", self.cancel),
+            ApiRoute("GET", PATH + "/{response_id}", self.retrieve, Right.MEMBER),
+            ApiRoute("DELETE", PATH + "/{response_id}", self.delete, Right.MEMBER),
+            ApiRoute("POST", PATH + "/{response_id}/cancel", self.cancel, Right.MEMBER),
         ]
 
     async def accept(
@@ -106,27 +106,28 @@ class Background:
         body = await self._view(job)
         return 200, [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))], body
 
-    async def retrieve(self, response_id: str, stream: bool = False) -> Response:
+    async def retrieve(self, request: Request, response_id: str, stream: bool = False) -> Response:
         """The response as far as it has come."""
         if stream:
             raise Streamed
-        return await self._reply(await self._found(response_id))
+        return await self._reply(await self._found(request, response_id))
 
-    async def cancel(self, response_id: str) -> Response:
+    async def cancel(self, request: Request, response_id: str) -> Response:
         """End the job, if it has not ended; the response as it is after that."""
-        job = await self._found(response_id)
+        job = await self._found(request, response_id)
         return await self._reply(await self._end(job))
 
-    async def delete(self, response_id: str) -> Response:
+    async def delete(self, request: Request, response_id: str) -> Response:
         """End the job, if it has not ended, and forget the response."""
-        job = await self._end(await self._found(response_id))
+        job = await self._end(await self._found(request, response_id))
         await self._detached.delete(job.id)
         return json_reply({"id": response_id, "object": "response", "deleted": True})
 
-    async def _found(self, response_id: str) -> StoredJob:
+    async def _found(self, request: Request, response_id: str) -> StoredJob:
         job_id = response_id.removeprefix(_PREFIX)
         job = await self._detached.get(job_id) if job_id != response_id else None
-        if job is None or job.kind != KIND:
+        owns = caller_of(request.scope).owns
+        if job is None or job.kind != KIND or not owns(member=job.member, key=job.key_name):
             why = "it was not made in the background, was deleted or has expired"
             raise Unknown(f"no response `{response_id[:100]}` is known: {why}")
         return job

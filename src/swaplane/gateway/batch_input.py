@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swaplane.config.settings import ModelSettings, Settings
+from swaplane.gateway.access import Caller
 from swaplane.gateway.background import background_in
 from swaplane.gateway.body import Body
-from swaplane.gateway.errors import NoModel, RequestRefused, UnknownModel
+from swaplane.gateway.errors import ModelNotAllowed, NoModel, RequestRefused, UnknownModel
 from swaplane.gateway.json_scan import scan_object
 from swaplane.gateway.model_field import find_model, rename
 
@@ -59,16 +60,16 @@ class Checked:
     faults: list[LineFault] = field(default_factory=list)
 
 
-def check(path: Path, endpoint: str, settings: Settings, given_up: threading.Event) -> Checked:
-    """Look at the whole file; stops early when `given_up` is set.
+def check(path: Path, endpoint: str, settings: Settings, caller: Caller, given_up: threading.Event) -> Checked:
+    """Look at the whole file, which may name models that `caller` may use; stops early when `given_up` is set.
 
     Takes seconds for a long file, so it is called in a thread. Raises OSError when the file cannot be read.
     """
     # Models are found by the coroutine that finds them in ordinary requests: a loop of its own runs it here.
-    return asyncio.run(_check(path, endpoint, settings, given_up))
+    return asyncio.run(_check(path, endpoint, settings, caller, given_up))
 
 
-async def _check(path: Path, endpoint: str, settings: Settings, given_up: threading.Event) -> Checked:
+async def _check(path: Path, endpoint: str, settings: Settings, caller: Caller, given_up: threading.Event) -> Checked:
     checked = Checked()
     if path.stat().st_size > MOST_BYTES:  # noqa: ASYNC240 - this loop has nothing else to do
         checked.faults.append(LineFault(code="file_too_large", message=f"the file is longer than {MOST_BYTES} bytes"))
@@ -82,7 +83,7 @@ async def _check(path: Path, endpoint: str, settings: Settings, given_up: thread
             checked.faults.append(LineFault(code="too_many_requests", message=message, line=number))
             break
         try:
-            line = await _line(number, raw, endpoint, settings)
+            line = await _line(number, raw, endpoint, settings, caller)
             if line.custom_id in ids:
                 message = f"`{line.custom_id[:100]}` is the custom_id of an earlier line; each line needs its own"
                 raise _Faulty("duplicate_custom_id", message, "custom_id")
@@ -111,7 +112,7 @@ class _Faulty(Exception):  # noqa: N818 (never leaves this module)
         self.code, self.message, self.param = code, message, param
 
 
-async def _line(number: int, raw: bytes, endpoint: str, settings: Settings) -> Line:
+async def _line(number: int, raw: bytes, endpoint: str, settings: Settings, caller: Caller) -> Line:
     values = _members(number, raw)
     custom_id = _text(values, "custom_id")
     if not 0 < len(custom_id) <= _ID_CHARS:
@@ -125,7 +126,7 @@ async def _line(number: int, raw: bytes, endpoint: str, settings: Settings) -> L
     body = _value(values, "body")
     if not body.startswith(b"{"):
         raise _Faulty("invalid_request", "`body` must be an object", "body")
-    model, sent = await _request(body, settings)
+    model, sent = await _request(body, settings, caller)
     return Line(number=number, custom_id=custom_id, model=model, body=sent)
 
 
@@ -174,17 +175,20 @@ def _text(values: dict[str, bytes], key: str) -> str:
     raise _Faulty(f"invalid_{key}", f"`{key}` must be a string of at most {_ID_CHARS} characters", key)
 
 
-async def _request(raw: bytes, settings: Settings) -> tuple[ModelSettings, bytes]:
+async def _request(raw: bytes, settings: Settings, caller: Caller) -> tuple[ModelSettings, bytes]:
     """The model that a line's body is for, and the body to send it."""
     with Body(raw, len(raw)) as body:
         try:
             found = await find_model("POST", b"application/json", b"", body)
             model = settings.resolve(found.name)
             if model is None:
-                raise UnknownModel(found.name, settings.listed_names())
+                raise UnknownModel(found.name, caller.names_of_models(settings))
+            caller.check_model(model)
             background = background_in(raw)
         except UnknownModel as error:
             raise _Faulty("model_not_found", error.message, "body.model") from error
+        except ModelNotAllowed as error:
+            raise _Faulty("model_not_allowed", error.message, "body.model") from error
         except NoModel as error:
             raise _Faulty("missing_required_parameter", error.message, "body.model") from error
         except RequestRefused as error:

@@ -132,10 +132,11 @@ class Sender(BaseModel):
     """On whose behalf a batch runs."""
 
     member: str
+    key: str = ""  #: name of the API key; empty without one
     label: str
     priority: int
     client: str  #: host
-    authorization: str | None  #: the header, as received
+    authorization: str | None  #: the header, as received, where it is for the models' servers
 
 
 class Batch(BaseModel):
@@ -186,5 +187,7 @@ def stored_batch(batch: Batch, *, is_open: bool) -> StoredBatch:
         created_at=batch.created_at,
         data=batch.model_dump_json(),
         open=is_open,
+        member=batch.sender.member,
+        key_name=batch.sender.key,
         expires_at=None if is_open else time.time() + KEPT_S,
     )

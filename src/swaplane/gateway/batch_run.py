@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from swaplane.gateway.access import caller_with
 from swaplane.gateway.batch_input import Checked, Line, LineFault, check
 from swaplane.gateway.batch_output import file_lines
 from swaplane.gateway.batch_record import OVER, Batch, BatchError, BatchErrors, Counts, stored_batch
@@ -38,6 +39,7 @@ KIND = "batch"  #: of a detached job
 _AGAIN_S = 30.0  # before a step is taken again after the disk failed
 _LOOK_S = 600.0  # how long the clock is trusted: it may be set while we wait for the batch's last moment
 _DELETED_AT_ONCE = 500
+_KEY_REMOVED = "the API key that the batch came with was removed before its file was checked"
 
 
 class BatchRun:
@@ -134,10 +136,13 @@ class BatchRun:
 
     async def _checked(self) -> Checked:
         file_id, settings = self.batch.input_file_id, self._runtime.settings
+        caller = caller_with(self.batch.sender.key, settings.keys)
+        if caller is None:
+            return Checked(faults=[LineFault(code="key_removed", message=_KEY_REMOVED)])
         if await self._store.files.get(file_id) is not None:
             path = self._store.files.path(file_id)
             with contextlib.suppress(FileNotFoundError):  # deleted at this moment
-                return await asyncio.to_thread(check, path, self.batch.endpoint, settings, self._given_up)
+                return await asyncio.to_thread(check, path, self.batch.endpoint, settings, caller, self._given_up)
         return Checked(faults=[LineFault(code="file_not_found", message=unknown_file(file_id).message)])
 
     def _jobs(self, ids: Sequence[str], lines: Sequence[Line]) -> list[tuple[StoredJob, bytes]]:
@@ -156,6 +161,7 @@ class BatchRun:
                     kind=KIND,
                     model=line.model.id,
                     member=sender.member,
+                    key_name=sender.key,
                     priority=sender.priority,
                     band=band,
                     label=sender.label,
@@ -231,6 +237,8 @@ class BatchRun:
             purpose="batch_output",
             bytes=0,
             created_at=now,
+            member=self.batch.sender.member,
+            key_name=self.batch.sender.key,
             expires_at=now + self.batch.output_kept_s,
         )
         await self._store.files.add(file, file_lines(self._store.jobs, self.batch, errors=errors))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -33,6 +34,9 @@ from swaplane.gateway.keyed import KeyReused, fingerprint
 from swaplane.gateway.lines import LINES_AT_ONCE, BatchLines
 from swaplane.gateway.outage import EndNotStored, JobNotStored, Outage
 from swaplane.gateway.passage import Errand, Passage
+from swaplane.gateway.room import NotTaken, check_room
+from swaplane.gateway.stored_errand import new_job, with_priority_of
+from swaplane.gateway.stored_priority import StoredPriorities
 from swaplane.gateway.stored_run import StoredRuns
 from swaplane.runtime import Runtime
 from swaplane.store import Store, StoredJob, StoreError
@@ -55,6 +59,7 @@ class DetachedJobs:
         self._passage = passage
         self._outage = Outage(store)
         self._runs = StoredRuns(runtime, store, passage, self._outage)
+        self._priorities = StoredPriorities(runtime, store, self._outage)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by job: those in the queue or running
         self._lines = BatchLines(runtime, store, self._runs, self._queue)
         self._deferred: dict[str, StoredJob] = {}  # those whose turn came while the store did not work
@@ -79,43 +84,50 @@ class DetachedJobs:
     ) -> StoredJob:
         """Store a job and put it into the queue; it is durable when this returns. The errand's body is not kept.
 
-        A key that its member sent before stands for the earlier job, which is returned. Raises KeyReused when
-        that was another request, ShuttingDown, and JobNotStored.
+        A key that its member sent before stands for the earlier job, which is returned, also where there is no
+        room for another. Raises KeyReused when that was another request, NotTaken, ShuttingDown, and JobNotStored.
         """
         if self._runtime.dispatcher.shutting_down:
             raise ShuttingDown
-        own, content_type = errand.own, next((v for k, v in errand.headers if k.lower() == b"content-type"), b"")
+        content_type = next((v for k, v in errand.headers if k.lower() == b"content-type"), b"")
         mark = "" if key is None else await fingerprint(errand.method, errand.target, content_type, errand.body)
-        job = StoredJob(
-            id=self._runtime.next_id(),
+        job = replace(
+            new_job(errand, self._runtime.next_id(), self._runtime.dispatcher.rules),
             kind=kind,
-            model=errand.model.id,
-            member=own.member,
-            priority=own.priority.applied,
-            band=self._runtime.dispatcher.rules.band_of(own.priority.applied).name,
-            label=own.label,
-            method=errand.method.decode("latin-1"),
-            target=errand.target.decode("latin-1"),
-            headers=errand.headers,
-            client=errand.client_host,
-            submitted_at=time.time(),
             key=key,
             fingerprint=mark,
             webhook=webhook,
         )
         try:
+            if not await self._is_known(job):
+                check_room(self._runtime, errand)
             stored = await self._store.jobs.add(job, errand.body.pieces(), errand.body.length)
             if _is_past(stored):  # its key is free again
                 await self._store.jobs.delete(stored.id)
                 stored = await self._store.jobs.add(job, errand.body.pieces(), errand.body.length)
         except StoreError as error:
             raise JobNotStored(str(error)) from error
+        if stored.id == job.id and key is None:
+            await self._still_room(errand, stored)
         # Nothing is awaited from here on: the queue gets jobs in the order in which the store did.
         if stored.id == job.id:
             self._spawn(stored, self._run(stored, errand.model, self._passage.submit(errand, job_id=stored.id)))
         elif key is not None and stored.fingerprint != mark:
             raise KeyReused(key)
         return stored
+
+    async def _still_room(self, errand: Errand, stored: StoredJob) -> None:
+        """Forget a job again whose room others have got while it was being stored."""
+        try:
+            check_room(self._runtime, errand)
+        except NotTaken:
+            await self._store.jobs.delete(stored.id)
+            raise
+
+    async def _is_known(self, job: StoredJob) -> bool:
+        """Whether a job was taken in before, with the same Idempotency-Key."""
+        known = None if job.key is None else await self._store.jobs.by_key(job.key_name, job.member, job.key)
+        return known is not None and not _is_past(known)
 
     async def accept_lines(self, batch: str, lines: Sequence[tuple[StoredJob, bytes]]) -> None:
         """Store lines of a batch in one transaction; they follow those that it has already, in this order."""
@@ -221,6 +233,7 @@ class DetachedJobs:
         if self._expiring is not None:
             self._expiring.cancel()
         self._lines.close()
+        await self._priorities.close()
         self._outage.close()
         if self._resuming is not None:
             self._resuming.cancel()
@@ -258,6 +271,10 @@ class DetachedJobs:
                 priority=job.priority,
                 label=job.label,
                 submitted_at=min(arrival + self._ahead_s, now),
+                key=job.key_name,
+                body_bytes=job.body_bytes,
+                max_wait_s=job.max_wait_s,
+                ran_before=job.attempts > 0,
             )
             for (job, model), arrival in zip(found, arrivals, strict=True)
         ]
@@ -286,14 +303,16 @@ class DetachedJobs:
     def _over(self, job_id: str, task: asyncio.Task[None]) -> None:
         if self._tasks.get(job_id) is task:  # else it was deferred, and has another by now
             del self._tasks[job_id]
+            self._priorities.drop(job_id)
             self._ending.discard(job_id)
 
     async def _run(self, job: StoredJob, model: ModelSettings, ticket: Ticket) -> None:
+        self._priorities.watch(ticket, job.priority)
         if await self._runs.run(job, model, ticket) is not Outcome.DEFERRED:
             await self._lines.over(job)
             return
         self._runtime.recent.pop(job.id, None)  # it is not over
-        self._deferred[job.id] = job
+        self._deferred[job.id] = with_priority_of(ticket, job)
         if self._resuming is None and not self._runs.closing:
             self._resuming = asyncio.get_running_loop().create_task(self._resume())
 

@@ -48,7 +48,7 @@ _NOT_NOW = frozenset((429, 503))
 
 _log = logging.getLogger(__name__)
 
-_Scope = tuple[str, str]  # a member and its key
+_Scope = tuple[str, str, str]  # the name of an API key, a member, and the Idempotency-Key
 
 
 class KeyReused(RequestRefused):
@@ -140,7 +140,7 @@ class KeyedRequests:
         with contextlib.ExitStack() as body:
             body.callback(errand.body.close)
             mark = await fingerprint(errand.method, errand.target, wire.header(b"content-type"), errand.body)
-            scope = (errand.own.member, key)
+            scope = (errand.own.key, errand.own.member, key)
             answer = self._answers.get(scope)
             if answer is not None and answer.mark != mark:
                 raise KeyReused(key)
@@ -165,7 +165,7 @@ class KeyedRequests:
 
     def _begin(self, scope: _Scope, mark: str, wire: ClientSide, errand: Errand, passage: Passage) -> _Answer:
         ticket = passage.submit(errand)
-        recording = Recording(method=wire.method, target=wire.target, raw_headers=wire.raw_headers, client=wire.client)
+        recording = Recording(method=wire.method, target=wire.target, raw_headers=errand.headers, client=wire.client)
         answer = self._answers[scope] = _Answer(mark, recording)
         job = asyncio.get_running_loop().create_task(self._run_job(scope, answer, errand, passage, ticket))
         self._jobs.add(job)

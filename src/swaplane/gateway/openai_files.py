@@ -18,10 +18,14 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
+from swaplane.gateway.access import ApiRoute, Right, caller_of
 from swaplane.gateway.errors import BodyNotStored, RequestRefused
+from swaplane.gateway.headers import member_of
+from swaplane.gateway.owned import owner_of
 from swaplane.gateway.replies import FileReply, Unknown, json_reply
 from swaplane.store import StoreError
 from swaplane.store.files import FileTable, StoredFile
+from swaplane.wire import MEMBER_HEADER
 
 FILE_BYTES = 512 << 20  #: the longest file that is taken
 KEPT_S = 30 * 86400  #: how long a batch's files are kept; others are until they are deleted
@@ -53,18 +57,19 @@ class OpenAIFiles:
     def __init__(self, files: FileTable) -> None:
         self._files = files
 
-    def routes(self) -> list[tuple[str, str, Any]]:
-        """(method, path, endpoint)."""
+    def routes(self) -> list[ApiRoute]:
+        """The endpoints; each is for whoever has the file."""
         return [
-            ("POST", "/v1/files", self.upload),
-            ("GET", "/v1/files", self.list),
-            ("GET", "/v1/files/{file_id}", self.file),
-            ("GET", "/v1/files/{file_id}/content", self.content),
-            ("DELETE", "/v1/files/{file_id}", self.delete),
+            ApiRoute("POST", "/v1/files", self.upload, Right.MEMBER),
+            ApiRoute("GET", "/v1/files", self.list, Right.MEMBER),
+            ApiRoute("GET", "/v1/files/{file_id}", self.file, Right.MEMBER),
+            ApiRoute("GET", "/v1/files/{file_id}/content", self.content, Right.MEMBER),
+            ApiRoute("DELETE", "/v1/files/{file_id}", self.delete, Right.MEMBER),
         ]
 
     async def upload(self, request: Request) -> Response:
         """Keep the form's `file` for its `purpose`; `expires_after[seconds]` limits how long."""
+        caller = caller_of(request.scope)
         try:
             form = await _form(request)
         except ClientDisconnect:
@@ -80,6 +85,8 @@ class OpenAIFiles:
                 purpose=purpose,
                 bytes=upload.size or 0,
                 created_at=created_at,
+                member=member_of(_member_headers(request), caller.key),
+                key_name=caller.key_name,
                 expires_at=None if kept_s is None else created_at + kept_s,
             )
             file = await self._files.add(file, _pieces(upload))
@@ -91,22 +98,29 @@ class OpenAIFiles:
 
     async def list(
         self,
+        request: Request,
         after: str | None = None,
         limit: Annotated[int, Query(ge=1, le=10000)] = 10000,
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
     ) -> Response:
-        """The files, newest first unless `order` is `asc`; `after` is the last id of the page before."""
-        files, more = await self._files.list(purpose=purpose, limit=limit, after=after, newest_first=order == "desc")
+        """The caller's files, newest first unless `order` is `asc`; `after` is the last id of the page before."""
+        files, more = await self._files.list(
+            purpose=purpose,
+            limit=limit,
+            after=after,
+            newest_first=order == "desc",
+            owner=owner_of(caller_of(request.scope)),
+        )
         return json_reply(page_json([file_json(file) for file in files], more))
 
-    async def file(self, file_id: str) -> Response:
+    async def file(self, request: Request, file_id: str) -> Response:
         """What is known of one file."""
-        return json_reply(file_json(await self._found(file_id)))
+        return json_reply(file_json(await self.found(request, file_id)))
 
-    async def content(self, file_id: str) -> Response:
+    async def content(self, request: Request, file_id: str) -> Response:
         """The file itself."""
-        file = await self._found(file_id)
+        file = await self.found(request, file_id)
         return FileReply(
             self._files.path(file.id),
             media_type="application/octet-stream",
@@ -114,14 +128,15 @@ class OpenAIFiles:
             headers={"X-Content-Type-Options": "nosniff"},
         )
 
-    async def delete(self, file_id: str) -> Response:
+    async def delete(self, request: Request, file_id: str) -> Response:
         """Forget one file."""
-        await self._files.delete((await self._found(file_id)).id)
+        await self._files.delete((await self.found(request, file_id)).id)
         return json_reply({"id": file_id, "object": "file", "deleted": True})
 
-    async def _found(self, file_id: str) -> StoredFile:
+    async def found(self, request: Request, file_id: str) -> StoredFile:
+        """The caller's file of this id. Raises Unknown, also for somebody else's."""
         file = await self._files.get(file_id)
-        if file is None:
+        if file is None or not caller_of(request.scope).owns(member=file.member, key=file.key_name):
             raise unknown_file(file_id)
         return file
 
@@ -160,6 +175,10 @@ def page_json(items: list[dict[str, Any]], more: bool) -> dict[str, Any]:
         "last_id": items[-1]["id"] if items else None,
         "has_more": more,
     }
+
+
+def _member_headers(request: Request) -> list[bytes]:
+    return [value.encode("latin-1") for value in request.headers.getlist(MEMBER_HEADER)]
 
 
 async def _form(request: Request) -> FormData:

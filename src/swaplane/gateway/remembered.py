@@ -19,9 +19,11 @@ import structlog
 
 from swaplane.completion.rule import Completion
 from swaplane.core.outcomes import Outcome
+from swaplane.gateway.access import EVERYBODY, Caller
 from swaplane.gateway.connection import RawHeaders, UpstreamError
 from swaplane.gateway.fetch import fetch_into
 from swaplane.gateway.forward import whole_answer_headers
+from swaplane.gateway.owned import owner_of
 from swaplane.gateway.upstream import UpstreamPool
 from swaplane.store.errors import StoreError
 from swaplane.store.remembered import KeptAnswer, Remembered, RememberedTable
@@ -53,6 +55,10 @@ class RememberedJobs:
             return self._live.get((model, server_id))
         return next((each for (_, known), each in self._live.items() if known == server_id), None)
 
+    def live_at(self, model: str) -> list[Following]:
+        """The jobs that run at this model's server."""
+        return [each for (of, _), each in self._live.items() if of == model]
+
     async def add(self, following: Following) -> None:
         """A server has taken a job. One that the store does not take is followed all the same."""
         job = following.ticket.job
@@ -61,6 +67,8 @@ class RememberedJobs:
             model=job.model,
             server_id=following.server_id,
             job_id=job.id,
+            member=job.member,
+            key_name=job.key,
             completion=following.rule.name,
             created_at=time.time(),
             stage="running",
@@ -94,29 +102,34 @@ class RememberedJobs:
         """It does not run any more."""
         self._live.pop((following.ticket.job.model, following.server_id), None)
 
-    async def get(self, server_id: str, model: str | None = None) -> Remembered | None:
-        """What is known of the job of this id; of several the newest."""
-        found = await self._table.get(server_id, model)
+    async def get(self, server_id: str, model: str | None = None, *, caller: Caller = EVERYBODY) -> Remembered | None:
+        """What is known of the caller's job of this id; of several the newest."""
+        found = await self._table.get(server_id, model, owner=owner_of(caller))
         if found is None:
             ids = ((of, known) for of, known in self._unstored if known == server_id and model in (None, of))
-            found = next((self._unstored[each] for each in ids), None)
+            found = next((job for job in map(self._unstored.__getitem__, ids) if _owns(caller, job)), None)
         if found is None or (found.expires_at is not None and found.expires_at <= time.time()):
             return None
         return self._newest(found)
 
-    async def of_job(self, job_id: str) -> Remembered | None:
-        """What is known at its server of one of the gateway's jobs."""
+    async def of_job(self, job_id: str, *, caller: Caller = EVERYBODY) -> Remembered | None:
+        """What is known at its server of one of the gateway's jobs, if it is the caller's."""
         found = await self._table.of_job(job_id)
         if found is None:
             found = next((each for each in self._unstored.values() if each.job_id == job_id), None)
-        return None if found is None else self._newest(found)
+        return None if found is None or not _owns(caller, found) else self._newest(found)
 
     async def page(
-        self, *, completion: str, model: str | None, limit: int, after: str | None, newest_first: bool
+        self, *, caller: Caller, completion: str, model: str | None, limit: int, after: str | None, newest_first: bool
     ) -> tuple[list[Remembered], bool]:
-        """At most `limit` jobs of one kind, those that follow the id `after`, and whether there are more."""
+        """At most `limit` of the caller's jobs of one kind, those that follow `after`, and whether there are more."""
         found, more = await self._table.list(
-            completion=completion, model=model, limit=limit, after=after, newest_first=newest_first
+            owner=owner_of(caller),
+            completion=completion,
+            model=model,
+            limit=limit,
+            after=after,
+            newest_first=newest_first,
         )
         return [self._newest(each) for each in found], more
 
@@ -124,9 +137,9 @@ class RememberedJobs:
         live = self._live.get((found.model, found.server_id))
         return found if live is None else replace(found, last=live.last)
 
-    async def kept(self, model: str, target: str) -> KeptAnswer | None:
-        """The answer that is kept for a GET of this path and query."""
-        return await self._table.kept(model, target)
+    async def kept(self, model: str, target: str, *, caller: Caller) -> KeptAnswer | None:
+        """The answer that is kept for a GET of this path and query, if it is of one of the caller's jobs."""
+        return await self._table.kept(model, target, owner=owner_of(caller))
 
     async def forget(self, model: str, server_id: str) -> None:
         """Delete all that is kept of a job that is over."""
@@ -219,6 +232,10 @@ class RememberedJobs:
                 self._unstored[model, server_id] = ended
             else:
                 await self._table.update(ended)
+
+
+def _owns(caller: Caller, job: Remembered) -> bool:
+    return caller.owns(member=job.member, key=job.key_name)
 
 
 _TOLD = {

@@ -1,4 +1,4 @@
-"""A stored job as what runs it needs it: its request anew, its body, and where its answer goes.
+"""A request as a stored job, and back: its request anew, its body, and where its answer goes.
 
 Decides nothing about jobs. Called by `detached`, and by the answers that speak of a stored job.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -14,19 +15,42 @@ from pathlib import Path
 from swaplane.config.settings import ModelSettings
 from swaplane.core.outcomes import Outcome
 from swaplane.core.score import ScoreRules
+from swaplane.gateway.access import without_credentials
 from swaplane.gateway.answers import dropped_answer, send_answer
 from swaplane.gateway.body import Body
 from swaplane.gateway.connection import RawHeaders
 from swaplane.gateway.errors import error_response
-from swaplane.gateway.headers import OwnHeaders, Priority, read_own_headers
+from swaplane.gateway.headers import OwnHeaders, Priority
 from swaplane.gateway.passage import Errand
 from swaplane.gateway.recording import Recording
 from swaplane.store import StoredJob
 from swaplane.store.jobs import JobTable
-from swaplane.ticket import Dropped
+from swaplane.ticket import Dropped, Ticket
 from swaplane.wire import JOB_HEADER, PRIORITY_HEADER, PRIORITY_REASON_HEADER
 
 INTERRUPTED_WORDS = "the gateway ended while this job ran, and it is not run again; it may have had effects"
+
+
+def new_job(errand: Errand, job_id: str, rules: ScoreRules) -> StoredJob:
+    """A request as a job that has just been submitted without its client; its body is apart."""
+    own = errand.own
+    return StoredJob(
+        id=job_id,
+        kind="async",
+        model=errand.model.id,
+        member=own.member,
+        key_name=own.key,
+        priority=own.priority.applied,
+        priority_reason=own.priority.reason,
+        band=rules.band_of(own.priority.applied).name,
+        label=own.label,
+        method=errand.method.decode("latin-1"),
+        target=errand.target.decode("latin-1"),
+        headers=errand.headers,
+        client=errand.client_host,
+        submitted_at=time.time(),
+        max_wait_s=own.max_wait_s,
+    )
 
 
 async def opened_body(jobs: JobTable, job_id: str) -> Body:
@@ -38,33 +62,45 @@ async def opened_body(jobs: JobTable, job_id: str) -> Body:
     return Body(file, os.fstat(file.fileno()).st_size)
 
 
-def restored_errand(job: StoredJob, model: ModelSettings, rules: ScoreRules, body: Body) -> Errand:
-    """The request of a stored job, for this model."""
+def restored_errand(job: StoredJob, model: ModelSettings, body: Body, *, has_keys: bool) -> Errand:
+    """The request of a stored job, for this model.
+
+    Of a gateway that has keys no credentials are sent on: a job may have been stored before it had them.
+    """
     return Errand(
         model=model,
         method=job.method.encode("latin-1"),
         target=job.target.encode("latin-1"),
-        headers=job.headers,
+        headers=without_credentials(job.headers) if has_keys else job.headers,
         client_host=job.client,
         body=body,
-        own=_own_headers(job, rules),
+        own=_own_headers(job),
     )
 
 
-def _own_headers(job: StoredJob, rules: ScoreRules) -> OwnHeaders:
-    own = read_own_headers(job.headers, rules)
-    # The rules may have changed since; what was accepted stays.
-    unchanged = own.priority.applied == job.priority
-    priority = own.priority if unchanged else Priority(applied=job.priority, requested=None)
-    return replace(own, priority=priority, member=job.member, label=job.label)
+def _own_headers(job: StoredJob) -> OwnHeaders:
+    """As they counted when the job was accepted, whatever the rules are now."""
+    return OwnHeaders(
+        priority=Priority(applied=job.priority, requested=None, reason=job.priority_reason),
+        member=job.member,
+        label=job.label,
+        key=job.key_name,
+        max_wait_s=job.max_wait_s,
+    )
 
 
-def job_headers(job: StoredJob, rules: ScoreRules) -> RawHeaders:
+def with_priority_of(ticket: Ticket, job: StoredJob) -> StoredJob:
+    """The job with the priority that it has in the queue, which may have been changed there."""
+    if ticket.job.priority == job.priority:
+        return job
+    return replace(job, priority=ticket.job.priority, priority_reason=ticket.priority_reason, band=ticket.band)
+
+
+def job_headers(job: StoredJob) -> RawHeaders:
     """Our headers of an answer about a stored job that was not sent to its model."""
-    priority = _own_headers(job, rules).priority
-    headers = [(JOB_HEADER.encode(), job.id.encode()), (PRIORITY_HEADER.encode(), b"%d" % priority.applied)]
-    if priority.reason:
-        headers.append((PRIORITY_REASON_HEADER.encode(), priority.reason.encode("ascii", "replace")))
+    headers = [(JOB_HEADER.encode(), job.id.encode()), (PRIORITY_HEADER.encode(), b"%d" % job.priority)]
+    if job.priority_reason:
+        headers.append((PRIORITY_REASON_HEADER.encode(), job.priority_reason.encode("ascii", "replace")))
     return headers
 
 
@@ -79,7 +115,7 @@ def recording_for(job: StoredJob, path: Path) -> Recording:
     )
 
 
-def tell_not_run(recording: Recording, job: StoredJob, dropped: Dropped, rules: ScoreRules) -> None:
+def tell_not_run(recording: Recording, job: StoredJob, dropped: Dropped) -> None:
     """Answer a job that the gateway itself ended, without its model."""
     accept = recording.header(b"accept")
     if dropped.outcome is Outcome.INTERRUPTED:
@@ -87,4 +123,4 @@ def tell_not_run(recording: Recording, job: StoredJob, dropped: Dropped, rules: 
         headers, body = error_response(status, INTERRUPTED_WORDS, accept=accept, code="interrupted")
     else:
         status, headers, body = dropped_answer(dropped, accept)
-    send_answer(recording, status, headers + job_headers(job, rules), body)
+    send_answer(recording, status, headers + job_headers(job), body)

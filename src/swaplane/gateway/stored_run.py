@@ -21,7 +21,14 @@ from swaplane.gateway.forward import failure
 from swaplane.gateway.outage import Outage
 from swaplane.gateway.passage import Passage
 from swaplane.gateway.recording import Recording
-from swaplane.gateway.stored_errand import job_headers, opened_body, recording_for, restored_errand, tell_not_run
+from swaplane.gateway.stored_errand import (
+    job_headers,
+    opened_body,
+    recording_for,
+    restored_errand,
+    tell_not_run,
+    with_priority_of,
+)
 from swaplane.runtime import Runtime
 from swaplane.store import Store, StoredJob, StoreError
 from swaplane.ticket import Dropped, Run, Ticket
@@ -56,6 +63,7 @@ class StoredRuns:
         turn = await ticket.turn
         if isinstance(turn, Dropped) and turn.outcome in _STOPPED:
             return turn.outcome
+        job = with_priority_of(ticket, job)
         outcome = Outcome.GATEWAY_ERROR
         recording = recording_for(job, self._store.jobs.answer_path(job.id))
         try:
@@ -75,21 +83,20 @@ class StoredRuns:
     ) -> Outcome:
         """Run a job whose turn has come, and record its answer."""
         outcome = Outcome.GATEWAY_ERROR
-        rules = self._runtime.dispatcher.rules
         try:
             cuts: list[Outcome] = []
             ticket.on_cut(cuts.append)
             if isinstance(turn, Dropped):
                 outcome = turn.outcome
-                tell_not_run(recording, job, turn, rules)
+                tell_not_run(recording, job, turn)
             elif (body := await self._begun(job)) is not None:
                 with body:
-                    errand = restored_errand(job, model, rules, body)
+                    errand = restored_errand(job, model, body, has_keys=bool(self._runtime.settings.keys))
                     outcome = await self._passage.run(recording, errand, ticket)
             elif Outcome.CANCELLED_RUNNING in cuts:
                 outcome = Outcome.CANCELLED_WAITING  # it was not sent
                 cancelled = Dropped(outcome=outcome, waited_s=turn.waited_s, detail="", retry_after_s=None)
-                tell_not_run(recording, job, cancelled, rules)
+                tell_not_run(recording, job, cancelled)
             else:
                 outcome = Outcome.DEFERRED
         except (StoreError, OSError) as error:
@@ -146,7 +153,7 @@ class StoredRuns:
     async def _told_failure(self, job: StoredJob, outcome: Outcome, words: str) -> Recording:
         """Another recording in place of one that broke off."""
         recording = recording_for(job, self._store.jobs.answer_path(job.id))
-        extra = job_headers(job, self._runtime.dispatcher.rules)
+        extra = job_headers(job)
         status, headers, body = failure(outcome, words, accept=recording.header(b"accept"), extra=extra)
         send_answer(recording, status, headers, body)
         await recording.saved()
@@ -160,7 +167,7 @@ class StoredRuns:
         recording = recording_for(job, self._store.jobs.answer_path(job.id))
         if job.batch is None:
             dropped = Dropped(outcome=outcome, waited_s=waited_s, detail=detail, retry_after_s=None)
-            tell_not_run(recording, job, dropped, self._runtime.dispatcher.rules)
+            tell_not_run(recording, job, dropped)
             await recording.saved()
         recording.close()
         model = self._runtime.settings.resolve(job.model)

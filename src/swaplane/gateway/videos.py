@@ -22,8 +22,10 @@ from swaplane.completion.presets import PRESETS
 from swaplane.completion.rule import DEFAULT_DEADLINE_S, DEFAULT_PATIENCE_S
 from swaplane.config.settings import ModelSettings
 from swaplane.core.outcomes import Outcome
+from swaplane.gateway.access import Caller
 from swaplane.gateway.errors import NoModel, RequestRefused, UnknownModel
 from swaplane.gateway.job_answers import failure_words
+from swaplane.gateway.owned import owner_of
 from swaplane.gateway.remembered import RememberedJobs
 from swaplane.runtime import Runtime
 from swaplane.store.jobs import JobTable, StoredJob
@@ -63,23 +65,27 @@ class Videos:
         self._remembered = remembered
         self._jobs = jobs
 
-    def only_model(self) -> ModelSettings | None:
-        """The model of a request that names none: the one there is, if there is any. Raises NoModel for several."""
-        found = [model for model in self._runtime.settings.models.values() if is_video_model(model)]
+    def only_model(self, caller: Caller) -> ModelSettings | None:
+        """The model of a request that names none: the one that the caller may use. Raises NoModel for several."""
+        models = self._runtime.settings.models.values()
+        found = [model for model in models if is_video_model(model) and caller.may_use(model.id)]
         if len(found) > 1:
             names = ", ".join(f"`{model.id}`" for model in found)
             raise NoModel(f"several models make videos: give the field `model`, one of {names}")
         return found[0] if found else None
 
-    async def find(self, video_id: str) -> tuple[ModelSettings, str] | StoredJob:
-        """(model, the id at its server) of a video, or a detached job that its server has not seen.
+    async def find(self, video_id: str, caller: Caller) -> tuple[ModelSettings, str] | StoredJob:
+        """(model, the id at its server) of the caller's video, or a detached job that its server has not seen.
 
-        Raises UnknownVideo.
+        Raises UnknownVideo, also for somebody else's.
         """
         stored = await self._jobs.get(video_id)
         if stored is not None and stored.expires_at is not None and stored.expires_at <= time.time():
             stored = None  # it will be deleted soon
-        known = await self._remembered.get(video_id) or await self._remembered.of_job(video_id)
+        if stored is not None and not caller.owns(member=stored.member, key=stored.key_name):
+            stored = None
+        known = await self._remembered.get(video_id, caller=caller)
+        known = known or await self._remembered.of_job(video_id, caller=caller)
         if known is not None and known.completion == KIND and (stored is None or not _runs_again(stored, known)):
             return self._as_it_ran(known), known.server_id
         if stored is None or not is_video(stored, self._runtime) or stored.server_id is not None:
@@ -93,8 +99,8 @@ class Videos:
             return ModelSettings(id=known.model, argv=("",), cmd="", proxy="", completion=_RULE)
         return model if is_video_model(model) else replace(model, completion=_RULE)
 
-    async def list(self, query: bytes) -> Response:
-        """The videos of all models, as `after`, `limit`, `order` and `model` in the query want them.
+    async def list(self, query: bytes, caller: Caller) -> Response:
+        """The caller's videos of all models, as `after`, `limit`, `order` and `model` in the query want them.
 
         Raises BadPage and UnknownModel.
         """
@@ -107,21 +113,22 @@ class Videos:
         order = given.get("order", "desc")
         if order not in ("asc", "desc"):
             raise BadPage(f"query parameter `order` must be `asc` or `desc`, not `{order[:100]}`")
-        model = None if "model" not in given else self._named(given["model"]).id
-        shown, has_more = await self._page(model, int(limit), given.get("after"), newest_first=order == "desc")
+        model = None if "model" not in given else self._named(given["model"], caller).id
+        shown, has_more = await self._page(caller, model, int(limit), given.get("after"), newest_first=order == "desc")
         ids = [video["id"] for video in shown]
         page = {"object": "list", "data": shown, "has_more": has_more}
         page |= {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
         return _json(page)
 
     async def _page(
-        self, model: str | None, limit: int, after: str | None, *, newest_first: bool
+        self, caller: Caller, model: str | None, limit: int, after: str | None, *, newest_first: bool
     ) -> tuple[builtins.list[dict[str, Any]], bool]:
         """At most `limit` videos that follow `after`, and whether there are more: those that wait are the newest."""
-        waiting = await self._waiting(model)
+        waiting = await self._waiting(model, caller)
         ids = [job.id for job in waiting]
-        if after is not None and after not in ids and (known := await self._remembered.of_job(after)) is not None:
-            after = known.server_id  # it has been taken since the page before
+        if after is not None and after not in ids:
+            taken_since = await self._remembered.of_job(after, caller=caller)
+            after = after if taken_since is None else taken_since.server_id
         again = set(ids)
 
         async def taken(room: int, since: str | None) -> tuple[builtins.list[dict[str, Any]], bool]:
@@ -129,7 +136,12 @@ class Videos:
             more = True
             while more and len(shown) < room:
                 found, more = await self._remembered.page(
-                    completion=KIND, model=model, limit=room - len(shown), after=since, newest_first=newest_first
+                    caller=caller,
+                    completion=KIND,
+                    model=model,
+                    limit=room - len(shown),
+                    after=since,
+                    newest_first=newest_first,
                 )
                 # Of those that wait again, the attempts that were cut are no videos.
                 shown += [json.loads(each.last) for each in found if each.job_id not in again]
@@ -148,7 +160,7 @@ class Videos:
             return (rest + more)[:limit], has_more or len(rest) + len(more) > limit
         shown: builtins.list[dict[str, Any]] = []
         if after not in ids:
-            if after is not None and await self._remembered.get(after, model) is None:
+            if after is not None and await self._remembered.get(after, model, caller=caller) is None:
                 return [], False  # nothing follows what is not known
             shown, has_more = await taken(limit, after)
             if has_more:
@@ -156,10 +168,10 @@ class Videos:
         rest = [waiting_video(job) for job in waiting[ids.index(after) + 1 if after in ids else 0 :]]
         return (shown + rest)[:limit], len(shown) + len(rest) > limit
 
-    async def _waiting(self, model: str | None) -> builtins.list[StoredJob]:
-        """The detached videos that no server has taken, in order of acceptance."""
+    async def _waiting(self, model: str | None, caller: Caller) -> builtins.list[StoredJob]:
+        """The caller's detached videos that no server has taken, in order of acceptance."""
         found = []
-        for job in await self._jobs.open_below(PATH):
+        for job in await self._jobs.open_below(PATH, owner=owner_of(caller)):
             if is_video(job, self._runtime) and model in (None, job.model):
                 known = await self._remembered.of_job(job.id) if job.attempts else None
                 if known is None or _runs_again(job, known):
@@ -175,10 +187,10 @@ class Videos:
             raise NotFinished(f"video `{stored.id}` has no content: {why}")
         return _json(waiting_video(stored, why))
 
-    def _named(self, name: str) -> ModelSettings:
+    def _named(self, name: str, caller: Caller) -> ModelSettings:
         model = self._runtime.settings.resolve(name)
         if model is None:
-            raise UnknownModel(name, self._runtime.settings.listed_names())
+            raise UnknownModel(name, caller.names_of_models(self._runtime.settings))
         return model
 
 

@@ -27,7 +27,7 @@ import structlog
 
 from swaplane.config.settings import JobsSettings
 from swaplane.gateway.errors import RequestRefused, go_json
-from swaplane.gateway.jobs_api import detached_json
+from swaplane.gateway.queue_view import detached_json
 from swaplane.runtime import Runtime
 from swaplane.store import Store, StoredJob, StoreError
 from swaplane.wire import WEBHOOK_HEADER

@@ -5,6 +5,7 @@ decides what becomes of a job.
 """
 
 from swaplane.store.jobs import StoredJob
+from swaplane.store.owner import Owner
 from swaplane.store.store import Store, StoreError
 
-__all__ = ["Store", "StoreError", "StoredJob"]
+__all__ = ["Owner", "Store", "StoreError", "StoredJob"]

@@ -10,6 +10,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from swaplane.store.database import Database
+from swaplane.store.owner import OWNED, Owner, owned_by
 from swaplane.store.rows import page, values
 
 
@@ -21,7 +22,17 @@ class StoredBatch:
     created_at: float
     data: str  #: JSON
     open: bool  #: whether something is still to be done for it
+    member: str  #: on whose behalf it runs
+    key_name: str  #: of the API key that it came with; empty without one
     expires_at: float | None = None  #: None: it stays
+
+
+_LIST = f"""
+    SELECT * FROM batches
+    WHERE {OWNED} AND (
+        :after IS NULL OR rowid * :step > :step * (SELECT rowid FROM batches WHERE id = :after AND {OWNED}))
+    ORDER BY rowid * :step LIMIT :limit + 1
+"""  # noqa: S608 (our text)
 
 
 class BatchTable:
@@ -34,8 +45,8 @@ class BatchTable:
         """Store a batch. Raises StoreError, also when the id is there already."""
         await self._db.change(
             """
-            INSERT INTO batches (id, created_at, data, open, expires_at)
-            VALUES (:id, :created_at, :data, :open, :expires_at)
+            INSERT INTO batches (id, created_at, data, open, member, key_name, expires_at)
+            VALUES (:id, :created_at, :data, :open, :member, :key_name, :expires_at)
             """,
             values(batch),
         )
@@ -52,20 +63,14 @@ class BatchTable:
         )
 
     async def list(
-        self, *, limit: int, after: str | None = None, newest_first: bool = True
+        self, *, limit: int, after: str | None = None, newest_first: bool = True, owner: Owner | None = None
     ) -> tuple[builtins.list[StoredBatch], bool]:
-        """At most `limit` batches, those that follow the id `after`, and whether there are more.
+        """At most `limit` of the owner's batches, those that follow the id `after`, and whether there are more.
 
-        None follow an id that is not known.
+        None follow an id that is not known as the owner's.
         """
-        rows = await self._db.rows(
-            """
-            SELECT * FROM batches
-            WHERE :after IS NULL OR rowid * :step > :step * (SELECT rowid FROM batches WHERE id = :after)
-            ORDER BY rowid * :step LIMIT :limit + 1
-            """,
-            {"after": after, "step": -1 if newest_first else 1, "limit": limit},
-        )
+        step = -1 if newest_first else 1
+        rows = await self._db.rows(_LIST, {"after": after, "step": step, "limit": limit, **owned_by(owner)})
         return page([_batch(row) for row in rows], limit)
 
     async def open(self) -> builtins.list[StoredBatch]:

@@ -16,9 +16,17 @@ from urllib.parse import quote, unquote
 from swaplane.store.database import Database
 from swaplane.store.disk import FileFolder
 from swaplane.store.errors import StoreError
+from swaplane.store.owner import OWNED, Owner, owned_by
 from swaplane.store.rows import page, values
 
 _SUFFIX = ".file"
+
+_LIST = f"""
+    SELECT * FROM files
+    WHERE (:purpose IS NULL OR purpose = :purpose) AND {OWNED}
+        AND (:after IS NULL OR rowid * :step > :step * (SELECT rowid FROM files WHERE id = :after AND {OWNED}))
+    ORDER BY rowid * :step LIMIT :limit + 1
+"""  # noqa: S608 (our text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +38,8 @@ class StoredFile:
     purpose: str
     bytes: int
     created_at: float
+    member: str  #: on whose behalf it was made
+    key_name: str  #: of the API key; empty without one
     expires_at: float | None = None  #: None: when it is deleted
 
 
@@ -61,8 +71,8 @@ class FileTable:
         try:
             await self._db.change(
                 """
-                INSERT INTO files (id, filename, purpose, bytes, created_at, expires_at)
-                VALUES (:id, :filename, :purpose, :bytes, :created_at, :expires_at)
+                INSERT INTO files (id, filename, purpose, bytes, created_at, member, key_name, expires_at)
+                VALUES (:id, :filename, :purpose, :bytes, :created_at, :member, :key_name, :expires_at)
                 """,
                 values(file),
             )
@@ -80,20 +90,21 @@ class FileTable:
         return self._folder.file(quote(file_id, safe="") + _SUFFIX)
 
     async def list(
-        self, *, purpose: str | None = None, limit: int, after: str | None = None, newest_first: bool = True
+        self,
+        *,
+        purpose: str | None = None,
+        limit: int,
+        after: str | None = None,
+        newest_first: bool = True,
+        owner: Owner | None = None,
     ) -> tuple[builtins.list[StoredFile], bool]:
-        """At most `limit` files, those that follow the id `after`, and whether there are more.
+        """At most `limit` of the owner's files, those that follow the id `after`, and whether there are more.
 
-        None follow an id that is not known.
+        None follow an id that is not known as the owner's.
         """
+        step = -1 if newest_first else 1
         rows = await self._db.rows(
-            """
-            SELECT * FROM files
-            WHERE (:purpose IS NULL OR purpose = :purpose)
-                AND (:after IS NULL OR rowid * :step > :step * (SELECT rowid FROM files WHERE id = :after))
-            ORDER BY rowid * :step LIMIT :limit + 1
-            """,
-            {"purpose": purpose, "after": after, "step": -1 if newest_first else 1, "limit": limit},
+            _LIST, {"purpose": purpose, "after": after, "step": step, "limit": limit, **owned_by(owner)}
         )
         return page([StoredFile(**dict(row)) for row in rows], limit)
 

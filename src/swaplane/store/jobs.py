@@ -20,6 +20,7 @@ import aiosqlite
 from swaplane.store.database import Database
 from swaplane.store.disk import FileFolder, in_thread
 from swaplane.store.errors import StoreError, store_errors
+from swaplane.store.owner import OWNED, Owner, owned_by
 from swaplane.store.rows import RawHeaders, headers_text
 from swaplane.store.stored_job import INSERT, INSERT_NEW_KEY, StoredJob, job_of, row_of
 
@@ -31,6 +32,12 @@ _LINES_READ = 200  # of a batch, at once
 _ANSWER = ".answer"
 
 
+_BY_KEY = "SELECT * FROM jobs WHERE key_name = ? AND member = ? AND key = ?"
+_OPEN_BELOW = f"""
+    SELECT * FROM jobs
+    WHERE state <> 'ended' AND substr(target, 1, length(:path)) = :path AND {OWNED}
+    ORDER BY seq
+"""  # noqa: S608 (our text)
 _INSERT_BODY = "INSERT INTO bodies (seq, bytes, file, data) VALUES (?, ?, ?, ?)"
 
 
@@ -65,7 +72,7 @@ class JobTable:
     async def add(self, job: StoredJob, body: AsyncIterator[bytes], length: int) -> StoredJob:
         """The job with its `seq`, on disk with its body of `length` bytes.
 
-        When the member's key is there already: the job that has it, and nothing is stored. Jobs that are added at
+        When its Idempotency-Key is there already: the job that has it, and nothing is stored. Jobs that are added at
         the same time are given back in the order of their `seq`. A caller that is cancelled has stored nothing.
         Raises StoreError, also when the body has another length or the id is there already.
         """
@@ -87,6 +94,7 @@ class JobTable:
         A caller that is cancelled has stored nothing. Raises StoreError, also when one of their ids or keys is
         there already.
         """
+        jobs = [(replace(job, body_bytes=len(data)), data) for job, data in jobs]
         async with AsyncExitStack() as files:
             bodies = []
             for _, data in jobs:
@@ -114,13 +122,13 @@ class JobTable:
         return [replace(job, seq=seq) for seq, (job, _) in enumerate(jobs, last + 1)]
 
     async def _add(self, job: StoredJob, body: _Body) -> StoredJob:
+        job = replace(job, body_bytes=body.length)
+
         async def work(writer: aiosqlite.Connection) -> StoredJob:
             for (seq,) in await writer.execute_fetchall(INSERT_NEW_KEY, row_of(job)):
                 await writer.execute_fetchall(_INSERT_BODY, (seq, body.length, body.file, body.data))
                 return replace(job, seq=seq)
-            [row] = await writer.execute_fetchall(
-                "SELECT * FROM jobs WHERE member = ? AND key = ?", (job.member, job.key)
-            )
+            [row] = await writer.execute_fetchall(_BY_KEY, (job.key_name, job.member, job.key))
             return job_of(row)
 
         try:
@@ -140,9 +148,9 @@ class JobTable:
         row = await self._db.row("SELECT * FROM jobs WHERE id = ?", (job_id,))
         return None if row is None else job_of(row)
 
-    async def by_key(self, member: str, key: str) -> StoredJob | None:
-        """The member's job with this Idempotency-Key."""
-        row = await self._db.row("SELECT * FROM jobs WHERE member = ? AND key = ?", (member, key))
+    async def by_key(self, key_name: str, member: str, key: str) -> StoredJob | None:
+        """The job with this Idempotency-Key, which belongs to an API key and a member."""
+        row = await self._db.row(_BY_KEY, (key_name, member, key))
         return None if row is None else job_of(row)
 
     async def body(self, job_id: str) -> bytes | Path:
@@ -165,10 +173,10 @@ class JobTable:
         """Where the body of the job's answer is or goes. It counts once `ended` tells of it."""
         return self._answers.file(quote(job_id, safe="") + _ANSWER)
 
-    async def open_below(self, path: str) -> list[StoredJob]:
-        """Those of the open ones whose target begins so, in order of acceptance."""
-        sql = "SELECT * FROM jobs WHERE state <> 'ended' AND substr(target, 1, length(?1)) = ?1 ORDER BY seq"
-        return [job_of(row) for row in await self._db.rows(sql, (path,))]
+    async def open_below(self, path: str, *, owner: Owner | None = None) -> list[StoredJob]:
+        """Those of the open ones that are the owner's and whose target begins so, in order of acceptance."""
+        rows = await self._db.rows(_OPEN_BELOW, {"path": path, **owned_by(owner)})
+        return [job_of(row) for row in rows]
 
     async def open(self) -> list[StoredJob]:
         """The jobs that wait or run, by `seq`."""
@@ -228,6 +236,13 @@ class JobTable:
         """It does not run any more, and is to; its server has forgotten it."""
         await self._db.change(
             "UPDATE jobs SET state = 'waiting', server_id = NULL WHERE id = ? AND state = 'running'", (job_id,)
+        )
+
+    async def priority(self, job_id: str, priority: int, *, band: str, reason: str) -> None:
+        """It waits with another priority from now on, which is in this band."""
+        await self._db.change(
+            "UPDATE jobs SET priority = ?, band = ?, priority_reason = ? WHERE id = ? AND state <> 'ended'",
+            (priority, band, reason, job_id),
         )
 
     async def server_id(self, job_id: str, server_id: str) -> None:

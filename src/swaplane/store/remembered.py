@@ -18,6 +18,7 @@ import aiosqlite
 from swaplane.store.database import Database
 from swaplane.store.disk import FileFolder, in_thread, sync_file
 from swaplane.store.errors import store_errors
+from swaplane.store.owner import OWNED, Owner, owned_by
 from swaplane.store.rows import RawHeaders, headers_of, headers_text, page, values
 
 
@@ -28,6 +29,8 @@ class Remembered:
     model: str
     server_id: str
     job_id: str
+    member: str  #: of the job
+    key_name: str  #: of the API key that the job came with; empty without one
     completion: str  #: name of the rule by which its end is known
     created_at: float
     stage: str  #: "running", "done", "failed" or "gone"
@@ -48,24 +51,35 @@ class KeptAnswer:
 
 
 _INSERT = """
-    INSERT INTO remembered (model, server_id, job_id, completion, created_at, stage, last, ended_at, expires_at)
-    VALUES (:model, :server_id, :job_id, :completion, :created_at, :stage, :last, :ended_at, :expires_at)
+    INSERT INTO remembered (
+        model, server_id, job_id, member, key_name, completion, created_at, stage, last, ended_at, expires_at
+    ) VALUES (
+        :model, :server_id, :job_id, :member, :key_name, :completion, :created_at, :stage, :last, :ended_at, :expires_at
+    )
 """
 _UPDATE = """
-    UPDATE remembered SET job_id = :job_id, completion = :completion, created_at = :created_at, stage = :stage,
-        last = :last, ended_at = :ended_at, expires_at = :expires_at
+    UPDATE remembered SET job_id = :job_id, member = :member, key_name = :key_name, completion = :completion,
+        created_at = :created_at, stage = :stage, last = :last, ended_at = :ended_at, expires_at = :expires_at
     WHERE model = :model AND server_id = :server_id
 """
-_NEWEST = """
-    SELECT * FROM remembered WHERE server_id = ? AND (?2 IS NULL OR model = ?2) ORDER BY rowid DESC LIMIT 1
-"""
-_LIST = """
+_NEWEST = f"""
     SELECT * FROM remembered
-    WHERE completion = :completion AND (:model IS NULL OR model = :model)
+    WHERE server_id = :server_id AND (:model IS NULL OR model = :model) AND {OWNED}
+    ORDER BY rowid DESC LIMIT 1
+"""  # noqa: S608 (our text)
+_LIST = f"""
+    SELECT * FROM remembered
+    WHERE completion = :completion AND (:model IS NULL OR model = :model) AND {OWNED}
         AND (:after IS NULL OR rowid * :step > :step * (
-            SELECT max(rowid) FROM remembered WHERE server_id = :after AND (:model IS NULL OR model = :model)))
+            SELECT max(rowid) FROM remembered
+            WHERE server_id = :after AND (:model IS NULL OR model = :model) AND {OWNED}))
     ORDER BY rowid * :step LIMIT :limit + 1
-"""
+"""  # noqa: S608 (our text)
+
+_KEPT = f"""
+    SELECT status, reason, headers, file, bytes FROM kept_answers JOIN remembered USING (model, server_id)
+    WHERE model = :model AND target = :target AND {OWNED}
+"""  # noqa: S608 (our text)
 
 
 class RememberedTable:
@@ -92,9 +106,9 @@ class RememberedTable:
 
         await self._kept.remove(await self._db.write(work))
 
-    async def get(self, server_id: str, model: str | None = None) -> Remembered | None:
-        """The job of this id, at this model's server or at any; the newest when there are several."""
-        row = await self._db.row(_NEWEST, (server_id, model))
+    async def get(self, server_id: str, model: str | None = None, *, owner: Owner | None = None) -> Remembered | None:
+        """The owner's job of this id, at this model's server or at any; the newest when there are several."""
+        row = await self._db.row(_NEWEST, {"server_id": server_id, "model": model, **owned_by(owner)})
         return None if row is None else Remembered(**dict(row))
 
     async def of_job(self, job_id: str) -> Remembered | None:
@@ -120,11 +134,18 @@ class RememberedTable:
         return [Remembered(**dict(row)) for row in rows]
 
     async def list(
-        self, *, completion: str, model: str | None, limit: int, after: str | None, newest_first: bool
+        self,
+        *,
+        completion: str,
+        model: str | None,
+        limit: int,
+        after: str | None,
+        newest_first: bool,
+        owner: Owner | None = None,
     ) -> tuple[builtins.list[Remembered], bool]:
-        """At most `limit` jobs of one rule, those that follow the id `after`, and whether there are more.
+        """At most `limit` of the owner's jobs of one rule, those after the id `after`, and whether there are more.
 
-        None follow an id that is not known.
+        None follow an id that is not known as the owner's.
         """
         rows = await self._db.rows(
             _LIST,
@@ -134,6 +155,7 @@ class RememberedTable:
                 "after": after,
                 "step": -1 if newest_first else 1,
                 "limit": limit,
+                **owned_by(owner),
             },
         )
         return page([Remembered(**dict(row)) for row in rows], limit)
@@ -186,12 +208,9 @@ class RememberedTable:
         finally:
             self._kept.release(name)
 
-    async def kept(self, model: str, target: str) -> KeptAnswer | None:
-        """What is kept for a GET of `target` at this model's server."""
-        row = await self._db.row(
-            "SELECT status, reason, headers, file, bytes FROM kept_answers WHERE model = ? AND target = ?",
-            (model, target),
-        )
+    async def kept(self, model: str, target: str, *, owner: Owner | None = None) -> KeptAnswer | None:
+        """What is kept for a GET of `target` at this model's server, if it is of one of the owner's jobs."""
+        row = await self._db.row(_KEPT, {"model": model, "target": target, **owned_by(owner)})
         if row is None:
             return None
         return KeptAnswer(

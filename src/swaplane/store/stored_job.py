@@ -18,7 +18,9 @@ class StoredJob:
     kind: str  #: "async", "batch" or "background"
     model: str
     member: str
-    priority: int
+    key_name: str = ""  #: of the API key it came with; empty without one
+    priority: int  #: the applied one
+    priority_reason: str = ""  #: for people: why it is not the one that was asked for; empty where it is
     band: str
     label: str
     method: str
@@ -26,6 +28,8 @@ class StoredJob:
     headers: RawHeaders  #: for the server, in order
     client: str  #: host of the client
     submitted_at: float
+    max_wait_s: float | None = None  #: since `submitted_at`, as its client wants it; None: as long as it takes
+    body_bytes: int = 0  #: of its request; given by the store
     seq: int = 0  #: order of acceptance; given by the store
     key: str | None = None  #: its Idempotency-Key
     fingerprint: str = ""  #: of the request, compared when its key comes again
@@ -56,7 +60,7 @@ _COLUMNS = ("seq", "headers", "answer_headers", *_AS_IT_IS)
 _values_of = attrgetter(*_AS_IT_IS)
 
 INSERT = f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 (our names)
-INSERT_NEW_KEY = f"{INSERT} ON CONFLICT (member, key) WHERE key IS NOT NULL DO NOTHING RETURNING seq"
+INSERT_NEW_KEY = f"{INSERT} ON CONFLICT (key_name, member, key) WHERE key IS NOT NULL DO NOTHING RETURNING seq"
 
 
 def row_of(job: StoredJob, seq: int | None = None) -> tuple[Any, ...]:

@@ -1,0 +1,68 @@
+"""Keeps the priority of stored jobs that somebody changes while they wait, so that the next gateway has it too.
+
+Decides nothing about priorities. The runtime tells of every change of a job; those whose priority is what the store
+has cost one look into a dict. Used by `detached`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from swaplane.core.outcomes import Outcome
+from swaplane.gateway.outage import Outage
+from swaplane.runtime import Runtime
+from swaplane.store import Store, StoreError
+from swaplane.ticket import Ticket
+
+log = structlog.get_logger("swaplane.detached")
+
+
+class StoredPriorities:
+    """The priorities of the stored jobs that are in the queue."""
+
+    def __init__(self, runtime: Runtime, store: Store, outage: Outage) -> None:
+        self._store = store
+        self._outage = outage
+        self._kept: dict[str, int] = {}  # by job: what is in the store, or on its way there
+        self._writing: set[asyncio.Task[None]] = set()
+        runtime.watchers.append(self._changed)
+
+    def watch(self, ticket: Ticket, stored: int) -> None:
+        """Keep the changes of a job whose priority in the store is this; also one that was made before this call."""
+        self._kept[ticket.job.id] = stored
+        self._changed(ticket)
+
+    def drop(self, job_id: str) -> None:
+        """The job is not in the queue any more; what is being written is."""
+        self._kept.pop(job_id, None)
+
+    async def close(self) -> None:
+        """Return when nothing is being written; changes that the store does not take now are lost."""
+        for task in self._writing if self._outage.is_on else ():
+            task.cancel()
+        if self._writing:
+            await asyncio.wait(self._writing)
+
+    def _changed(self, ticket: Ticket, _outcome: Outcome | None = None) -> None:
+        job = ticket.job
+        if self._kept.get(job.id, job.priority) == job.priority:
+            return
+        self._kept[job.id] = job.priority
+        task = asyncio.get_running_loop().create_task(self._write(ticket))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def _write(self, ticket: Ticket) -> None:
+        while True:
+            try:  # with what it is now, which may have changed again
+                await self._store.jobs.priority(
+                    ticket.job.id, ticket.job.priority, band=ticket.band, reason=ticket.priority_reason
+                )
+                return
+            except StoreError as error:
+                if not await self._outage.begins(error):
+                    log.error("the new priority of a job is not stored", job=ticket.job.id, error=str(error))
+                    return
+            await self._outage.over()
