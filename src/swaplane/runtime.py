@@ -158,6 +158,7 @@ class Runtime:
             key=wish.key,
             bytes=wish.body_bytes,
             max_wait_s=wish.max_wait_s,
+            ran_before=wish.ran_before,
         )
         ticket = Ticket(self, job, wish.model, self.dispatcher.rules.band_of(wish.priority).name)
         self._tickets[job.id] = ticket

@@ -28,6 +28,7 @@ class Wish:
     key: str = ""  #: name of the API key
     body_bytes: int = 0
     max_wait_s: float | None = None  #: since `submitted_at`, as its client wants it; its band may wait less
+    ran_before: bool = False  #: it was sent to its model by an earlier gateway
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

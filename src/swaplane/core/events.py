@@ -24,6 +24,7 @@ class Job:
     key: str = ""  #: name of the API key it came with; empty when it came without one
     bytes: int = 0  #: of its request's body
     max_wait_s: float | None = None  #: the longest it wants to wait, since submit; None: as long as its band may
+    ran_before: bool = False  #: it was sent to its model once already, and is run again however long that takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

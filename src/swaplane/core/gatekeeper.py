@@ -147,8 +147,10 @@ class Gatekeeper(Board):
     def leaves_at(self, job: Job) -> float | None:
         """When a job ends unless it has been sent to its model, seconds; None: it may wait for ever.
 
-        Its own wish, or what its band may wait where that is sooner.
+        Its own wish, or what its band may wait where that is sooner. The wait of one that ran before is over.
         """
+        if job.ran_before:
+            return None
         band_s = self.limits.max_wait_s.get(self.rules.band_of(job.priority).name)
         waits_s = [wait_s for wait_s in (job.max_wait_s, band_s) if wait_s is not None]
         return job.submitted_at + min(waits_s) if waits_s else None
