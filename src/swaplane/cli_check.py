@@ -246,13 +246,20 @@ def _key_words(key: dict[str, Any], rules: ScoreRules) -> str:
     words = [
         f"member named by each request, else {member}" if key["trust_member_header"] else f"member {member}",
         f"tier {tier} +{key['tier_bonus']}" if key["tier_bonus"] else "",
-        "" if key["max_priority"] is None else f"priorities up to {key['max_priority']}",
+        "" if key["max_priority"] is None else f"priorities up to {_highest(key, rules)}",
         "" if key["models"] is None else f"models {', '.join(key['models'])}",
         f"waiting {waiting}" if (waiting := _waiting_words(limits)) else "",
         "" if running is None else f"running {_count(running, 'job')}",
         "admin" if key["admin"] else "",
     ]
     return "; ".join(filter(None, words))
+
+
+def _highest(key: dict[str, Any], rules: ScoreRules) -> str:
+    """The greatest priority that a key may ask for, and what its tier makes of it."""
+    limit, bonus = key["max_priority"], key["tier_bonus"]
+    raised = bonus and any(band.value == limit for band in rules.bands)
+    return f"{limit} ({limit + bonus} with its tier)" if raised else str(limit)
 
 
 def _band_table(scheduling: dict[str, Any]) -> Table:

@@ -40,9 +40,11 @@ class GatewayClient:
         try:
             parsed = httpx2.URL(url.rstrip("/"))
             self._http = httpx2.Client(base_url=parsed, headers=_credentials(key), trust_env=False, timeout=_TIMEOUT_S)
-        except httpx2.InvalidURL as error:
-            raise GatewayError(f"--url: `{url}` is not an address: {error}") from error
-        self.url = str(parsed.copy_with(userinfo=b"")).rstrip("/")  #: as people are shown it: without a password
+        except httpx2.InvalidURL:
+            # What it says may repeat a password, and so may the address itself.
+            raise GatewayError("--url: this is not an address such as http://127.0.0.1:8080") from None
+        #: as people are shown it: a password or a key may stand in what is left out
+        self.url = str(parsed.copy_with(userinfo=b"", query=None, fragment=None)).rstrip("/")
 
     def __repr__(self) -> str:
         return f"<GatewayClient {self.url}>"

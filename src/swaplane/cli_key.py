@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import string
 from typing import Annotated
 
 import typer
@@ -16,7 +17,7 @@ import typer
 from swaplane.cli_output import Json, print_json
 
 _BYTES = 32  # of chance in a key
-_LONGEST_NAME = 100  # characters
+_LETTERS = 6  # of chance in a name
 
 app = typer.Typer(help="Make API keys.", no_args_is_help=True)
 
@@ -27,26 +28,31 @@ def _key() -> None:
     pass
 
 
-def _fit_for_the_file(value: str | None) -> str | None:
-    if value is None:
-        return None
-    text = value.strip()
-    if not text or not text.isprintable() or len(text) > _LONGEST_NAME:
-        raise typer.BadParameter(f"it takes 1 to {_LONGEST_NAME} printable characters")
-    return text
+def _fit_for_the_file(parameter: typer.CallbackParam, value: str | None) -> str | None:
+    """An option's value, if the file takes it."""
+    from swaplane.config.keys import member_fault, name_fault
+
+    if value is not None:
+        fault = member_fault(value) if parameter.name == "member" else name_fault(value)
+        if fault or not value:
+            raise typer.BadParameter(fault or "must not be empty")
+    return value
 
 
 @app.command()
 def new(
     name: Annotated[
         str | None,
-        typer.Option(callback=_fit_for_the_file, help="What the key is called; else it is called like its member."),
+        typer.Option(
+            callback=_fit_for_the_file,
+            help="What the key is called. Without it: like its member; without both a name is made up.",
+        ),
     ] = None,
     member: Annotated[
         str | None, typer.Option(callback=_fit_for_the_file, help="On whose behalf its jobs run.")
     ] = None,
     tier: Annotated[
-        str | None, typer.Option(callback=_fit_for_the_file, help="Its tier, one of `scheduling.tiers`.")
+        str | None, typer.Option(callback=_fit_for_the_file, help="Its tier: one of the file's `scheduling.tiers`.")
     ] = None,
     admin: Annotated[
         bool, typer.Option("--admin", help="It may unload, pause, read logs, and see and end everybody's jobs.")
@@ -56,6 +62,9 @@ def new(
     """Make an API key: print it, this once, and the entry for `keys:` in the file. Contacts nothing."""
     key = f"sk-{secrets.token_urlsafe(_BYTES)}"
     entry: dict[str, str | bool] = {"key": f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"}
+    if not name and not member:
+        # Without one it would be called by its place in the file, which changes.
+        name = "key-" + "".join(secrets.choice(string.ascii_lowercase) for _ in range(_LETTERS))
     entry |= {option: value for option, value in (("name", name), ("member", member), ("tier", tier)) if value}
     if admin:
         entry["admin"] = True

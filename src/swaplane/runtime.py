@@ -8,7 +8,6 @@ nothing else calls the dispatcher. The gateway submits jobs and gets a `Ticket` 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import time
 from collections import OrderedDict, deque
@@ -178,7 +177,7 @@ class Runtime:
             bytes=body_bytes,
         )
         refusal = self.dispatcher.refusal(job, job.submitted_at)
-        return None if refusal is None else _dropped(refusal, waited_s=0.0)
+        return None if refusal is None else self._dropped(refusal, key, waited_s=0.0)
 
     def set_priority(self, job_id: str, priority: int) -> bool:
         """Give a job another priority; False when it does not wait."""
@@ -338,7 +337,7 @@ class Runtime:
             case StartModel():
                 settings = self.settings.models[command.model]
                 self.metrics.model_started(command.model, settings.lane, command.cause)
-                self.supervisor.start(_launch_spec(settings, self._presence, self._secrets()))
+                self.supervisor.start(_launch_spec(settings, self._presence, self.settings.secret_env))
             case StopModel():
                 self.supervisor.stop(command.model, command.cause)
             case RunJob():
@@ -346,7 +345,7 @@ class Runtime:
             case EndJob():
                 ticket = self._tickets[command.job_id]
                 ended = self._close(ticket, command.outcome)
-                ticket.decide(_dropped(command, waited_s=ended.waited_s))
+                ticket.decide(self._dropped(command, ticket.job.key, waited_s=ended.waited_s))
             case AbortJob():
                 if command.job_id in self._tickets:
                     self._tickets[command.job_id].cut(command.outcome)
@@ -366,13 +365,14 @@ class Runtime:
             self.metrics.priority_adjusted(command.cause)
         self.job_changed(ticket)
 
-    def _secrets(self) -> frozenset[str]:
-        """The names in our environment that hold API keys, which the file may take from there."""
-        digests = {key.digest for key in self.settings.keys}
-        return frozenset(
-            os.fsdecode(name)
-            for name, value in (os.environb.items() if digests else ())
-            if hashlib.sha256(value).digest() in digests
+    def _dropped(self, command: EndJob, key: str, *, waited_s: float) -> Dropped:
+        """How a job that came with the key of this name was ended, as much of it as that key's holder may read."""
+        private = command.private if self.settings.is_operator(key) else ""
+        return Dropped(
+            outcome=command.outcome,
+            waited_s=waited_s,
+            detail=command.detail + private,
+            retry_after_s=command.retry_after_s,
         )
 
     def _run(self, command: RunJob) -> None:
@@ -437,12 +437,6 @@ class Runtime:
     def _wake_up(self) -> None:
         self._wake = None
         self.post(TimePassed())
-
-
-def _dropped(command: EndJob, *, waited_s: float) -> Dropped:
-    return Dropped(
-        outcome=command.outcome, waited_s=waited_s, detail=command.detail, retry_after_s=command.retry_after_s
-    )
 
 
 def _launch_spec(model: ModelSettings, presence: int | None, secrets: frozenset[str]) -> LaunchSpec:

@@ -45,7 +45,7 @@ class Dropped:
 
     outcome: Outcome
     waited_s: float  #: from its arrival to this moment
-    detail: str  #: for people; may be empty
+    detail: str  #: for people; may be empty; no more than the holder of its key may read
     retry_after_s: float | None  #: when trying again makes sense
 
 

@@ -30,7 +30,11 @@ JobState = Literal["waiting", "loading", "running"]
 
 
 class JobJson(TypedDict):
-    """One job that waits or runs. Of somebody else's, `id`, `label` and `key` are empty, and `member` is "other"."""
+    """One job that waits or runs.
+
+    Of somebody else's, `id`, `label` and `key` are empty and `member` is "other"; `model` is "other" too where the
+    reader's key is not for it.
+    """
 
     id: str
     model: str
@@ -60,7 +64,7 @@ class LaneJson(TypedDict):
     name: str
     size: int  #: places
     paused: bool
-    resident: list[str]  #: ids of the models whose servers are ready
+    resident: list[str]  #: ids of the models whose servers are ready, "other" for each that the reader's key is not for
     running: list[JobJson]
     waiting: list[JobJson]  #: in dispatch order; may be cut short
     waiting_total: int  #: how many wait, also where `waiting` is cut short

@@ -71,7 +71,7 @@ def test_the_report_says_what_will_run(good: Path) -> None:
         "running of a member 1 job",
         "longest wait batch 90 s",
         "budget of a member 7.5 minutes an hour from interactive up",
-        "alice member alice; tier pro +1; priorities up to 0; models gemma; waiting 3 jobs",
+        "alice member alice; tier pro +1; priorities up to 0 (1 with its tier); models gemma; waiting 3 jobs",
         "bot member named by each request, else anonymous; running 2 jobs",
         "apiKeys[1] member anonymous; admin",
     ):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swaplane.config.load import parse
+from swaplane.config.load import ConfigError, parse
 from tests.cli.fake_gateway import KEY, MEMBER, MEMBERS, QUEUE
 from tests.cli.support import swaplane
 from tests.support.stub_client import free_port
@@ -73,7 +74,9 @@ def test_help_names_the_variable_and_not_what_is_in_it(command: str) -> None:
 
 def test_no_error_shows_a_key_or_a_password_in_the_address() -> None:
     url = f"http://user:pass-CANARY@127.0.0.1:{free_port()}"
-    for words in (("queue", "--url", url), ("queue", "--nonsense"), ("queue", "--url", "ftp://x:CANARY@y")):
+    bad = ("http://me:CANARY@h:port", "http://me:CANARY", "http://[CANARY", "ftp://x:CANARY@y")
+    addresses = (url, f"http://127.0.0.1:{free_port()}/x?api_key=CANARY#CANARY", *bad)
+    for words in (("queue", "--nonsense"), *(("queue", "--url", each) for each in addresses)):
         done = swaplane(*words, SWAPLANE_KEY="sk-CANARY")
         assert done.returncode in (1, 2)
         assert done.stderr
@@ -113,8 +116,27 @@ def test_a_new_key_in_json_is_the_same_and_never_the_same_key() -> None:
     assert len(keys) == 3
 
 
-def test_a_new_key_without_a_name_has_the_shortest_entry(tmp_path: Path) -> None:
-    done = swaplane("key", "new")
-    assert done.stdout.splitlines()[-2] == "keys:"
-    (read,) = settings_with("\n".join(done.stdout.splitlines()[-2:])).keys
-    assert (read.member, read.admin) == (None, False)
+def test_a_new_key_without_a_name_and_a_member_gets_a_name(tmp_path: Path) -> None:
+    names = set()
+    for _ in range(2):
+        done = swaplane("key", "new")
+        settings = settings_with("keys:\n" + done.stdout.partition("keys:\n")[2])
+        (read,) = settings.keys
+        assert (read.member, read.admin) == (None, False)
+        assert re.fullmatch("key-[a-z]{6}", read.name)
+        assert not any("neither" in warning for warning in settings.warnings)
+        names.add(read.name)
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("member", "anonymous"), ("member", " ann"), ("name", "a\tb"), ("name", "x" * 101), ("name", "")],
+)
+def test_what_the_file_would_refuse_is_refused_with_its_words(option: str, value: str) -> None:
+    done = swaplane("key", "new", f"--{option}", value, COLUMNS="400")
+    assert (done.returncode, done.stdout) == (2, "")
+    if value:
+        with pytest.raises(ConfigError) as refused:
+            settings_with(f"keys: [{{key: k, {option}: {json.dumps(value)}}}]")
+        assert str(refused.value).partition(f"{option}: ")[2] in done.stderr

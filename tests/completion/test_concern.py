@@ -127,3 +127,100 @@ def test_a_body_that_cannot_be_read_is_about_all_that_it_could_be_about(body: by
     assert COMFY.concern("POST", "/queue", body) == RUNNING
     assert COMFY.concern("POST", "/interrupt", body) == RUNNING
     assert COMFY.concern("POST", "/history", body) == EVERYBODY
+
+
+#: What a server that cuts, joins, decodes or resolves may take for a path about the jobs of all.
+DISGUISES = [
+    "//{0}",
+    "/{0}//",
+    "/./{0}",
+    "/x/../{0}",
+    "/{0}/.",
+    "/{0}/x/..",
+    "/%2e/{0}",
+    "/x/%2E%2e/{0}",
+    "/x%2f..%2f{0}",
+    "/x/..%5c{0}",
+    "/%2F{0}",
+    "/{0}%2f",
+    "\\{0}",
+    "/%5C{0}",
+    "/{0};x",
+    "/{0};a.json",
+    "/{0}%3bx",
+    "/{0}%3Flimit=3",
+    "/{0}%23",
+    "/{0}%23.json",
+    "/{0}%00",
+    "/{0}%0a",
+    "/%252e%252e/{0}",
+    "/x%252f..%252f{0}",
+    "/x/%25252e%25252e/{0}",
+    "/x/%2525252e%2525252e/{0}",
+    "/{0}%252f",
+    "/x/%c0%ae%c0%ae/{0}",
+]
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_a_path_that_servers_read_in_two_ways_is_equivocal(disguise: str) -> None:
+    assert VIDEOS.is_equivocal(disguise.format("v1/videos"))
+    assert VIDEOS.is_equivocal(disguise.format("v1/videos/v-1"))
+    for path in ("queue", "api/history", "interrupt"):
+        assert COMFY.is_equivocal(disguise.format(path))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v1/videos",
+        "/v1/videos/",
+        "/v1/videos/v-1/content",
+        "/v1/%76ideos",
+        "/a%20b",
+        "/é",
+        "/.index",
+        "/a..b/...",
+    ],
+)
+def test_a_path_that_all_read_in_one_way_is_not(path: str) -> None:
+    assert not VIDEOS.is_equivocal(path)
+    assert not COMFY.is_equivocal(path)
+
+
+@pytest.mark.parametrize("prefix", ["", "/api"])
+@pytest.mark.parametrize(
+    ("path", "is_equivocal"),
+    [
+        ("/userdata/workflows%2FMy%20first.json", False),
+        ("/userdata/workflows%2F100%25%20of%20%233%3B%20what%3F.json", False),
+        ("/userdata/a%2Fb/move/c%2Fd", False),
+        ("/experiment/models/preview/loras/0/sub%2Fa.safetensors", False),
+        ("/extensions/My%20Pack/js/a%231.js", False),
+        ("/userdata/..%2Fqueue", True),
+        ("/userdata/%252e%252e/queue", True),
+        ("/userdata/x%5C..%5C..%5Cqueue", True),
+        ("/userdata%2F..%2Fqueue", True),
+        ("/userdata;x/queue", True),
+    ],
+)
+def test_files_of_comfyui_are_called_as_people_like(prefix: str, path: str, is_equivocal: bool) -> None:
+    assert COMFY.is_equivocal(prefix + path) is is_equivocal
+
+
+def test_a_path_of_endless_escapes_is_read_at_once() -> None:
+    assert VIDEOS.is_equivocal("/%" + "25" * 30_000 + "2e")
+
+
+def test_a_server_that_does_not_care_for_the_case_is_allowed_for() -> None:
+    assert VIDEOS.concern("GET", "/V1/Videos/v-A/Content", b"") == named("v-A")
+    assert VIDEOS.is_bystander("GET", "/v1/VIDEOS")
+    assert VIDEOS.concern("GET", "/v1/VIDEOS", b"") == EVERYBODY
+    assert VIDEOS.submits("POST", "/V1/videos/v-A/REMIX")
+    assert VIDEOS.id_in("POST", "/V1/videos/v-A/REMIX") == "v-A"
+
+
+@pytest.mark.parametrize("path", ["/history/p-1/outputs", "/jobs/p-1/x", "/queue/x", "/api/queue/x"])
+def test_whatever_is_below_the_lists_is_about_all(path: str) -> None:
+    assert COMFY.concern("GET", path, b"") == EVERYBODY

@@ -11,6 +11,10 @@ from swaplane.config.settings import Key
 from swaplane.core.limits import Allowance
 from tests.config.reading import problems, settings
 
+NAMELESS = (
+    "keys[{}] has neither `name` nor `member`: it is called by its place in the file, and when that changes another "
+    "key owns its jobs; give it a `name`"
+)
 MODELS = "models: {a: {cmd: 'a ${PORT}', aliases: [x]}, b: {cmd: 'b ${PORT}'}}"
 NO_ADMIN = "keys: none has `admin: true`: nobody may unload a model, pause a lane or read the logs"
 
@@ -93,7 +97,7 @@ keys:
     )
     assert read.limits.keys == {"the first": Allowance(jobs=5, bytes=1_000_000)}
     assert read.limits.running_of_keys == {"the first": 2}
-    assert read.warnings == ()
+    assert read.warnings == (NAMELESS.format(2), NAMELESS.format(3))
 
 
 @pytest.mark.parametrize("case", [str.lower, str.upper])
@@ -139,9 +143,9 @@ def test_a_band_with_its_tiers_does_not_exceed_the_limits() -> None:
 
 
 def test_a_file_in_which_nobody_is_an_admin_is_told_so() -> None:
-    assert settings(f"keys: [{{key: k}}]\n{MODELS}").warnings == (NO_ADMIN,)
-    assert settings(f"keys: [{{key: k}}, {{key: l, admin: true}}]\n{MODELS}").warnings == ()
-    assert settings(f"apiKeys: [k]\nkeys: [{{key: k}}]\n{MODELS}").warnings == (NO_ADMIN,)
+    assert settings(f"keys: [{{key: k, name: n}}]\n{MODELS}").warnings == (NO_ADMIN,)
+    assert settings(f"keys: [{{key: k, name: n}}, {{key: l, name: o, admin: true}}]\n{MODELS}").warnings == ()
+    assert settings(f"apiKeys: [k]\nkeys: [{{key: k, name: n}}]\n{MODELS}").warnings == (NO_ADMIN,)
 
 
 def test_llama_swaps_keys_may_stand_twice() -> None:

@@ -1,14 +1,13 @@
-"""An independent reading of the rules: who goes next by brute force, and how long anybody may be passed.
+"""An independent reading of the rules: who goes next, by brute force.
 
-Nothing here uses the queue or the turn clocks under test: every comparison goes over all waiting jobs, and
-clocks are plain numbers kept by `observer`. With times that are multiples of 1/8 s and whole divisors all sums are
-exact, so equal means equal.
+Nothing here uses the queue or the turn clocks under test: every comparison goes over all jobs that it is given (whoever
+is passed over is not), and clocks are plain numbers, see `clocks`. With times that are multiples of 1/8 s and whole
+divisors all sums are exact, so equal means equal.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from swaplane.core.events import Job
@@ -26,7 +25,7 @@ def band_value(job: Job, rules: ScoreRules) -> int:
 
 def turn_key(job: Job, lane: str, rules: ScoreRules) -> TurnKey:
     name = next(band.name for band in rules.bands if band.value == band_value(job, rules))
-    return (lane, job.member if rules.fairness == "turns" else "", name)
+    return (lane, "" if rules.fairness == "none" else job.member, name)
 
 
 def affinity(job: Job, resident: Collection[str], rules: ScoreRules) -> float:
@@ -80,57 +79,3 @@ def judge(
         without_turns=winner(submit),
         first_come=min(waiting, key=lambda job: (job.submitted_at, job.seq)).id,
     )
-
-
-class Patience:
-    """The proven bound: how often a waiting (member, band) may be passed.
-
-    Let E0 be the later of its oldest job's submit and the end of its last job, and B the seconds of aging that
-    are worth the distance from that job's priority to the highest, with affinity. After E0 + 2 B each other
-    (member, band) of the lane is served at most once before it: whoever was served has a clock later than
-    E0 + B and scores less from then on.
-    """
-
-    def __init__(self) -> None:
-        self._passed: dict[TurnKey, Counter[TurnKey]] = {}
-
-    def forget(self, key: TurnKey | None = None) -> None:
-        """Something of this (member, band), or of all, left or was reconfigured: counting starts anew."""
-        if key is None:
-            self._passed.clear()
-        else:
-            self._passed.pop(key, None)
-
-    def not_served(self, key: TurnKey) -> None:
-        """A dispatch came to nothing: it used no turn, so it does not count."""
-        for passed in self._passed.values():
-            del passed[key]
-
-    def served(
-        self,
-        key: TurnKey,
-        *,
-        now: float,
-        waiting: Iterable[tuple[TurnKey, Job]],
-        busy: Collection[TurnKey],
-        last_end: Mapping[TurnKey, float],
-        highest: int,
-        rules: ScoreRules,
-    ) -> int:
-        """A job of `key` was dispatched while `waiting` waited: how often it has passed the most patient one."""
-        self.forget(key)
-        oldest: dict[TurnKey, Job] = {}
-        for other, job in waiting:
-            if other != key and other[0] == key[0] and other not in busy:
-                known = oldest.setdefault(other, job)
-                if (job.submitted_at, job.seq) < (known.submitted_at, known.seq):
-                    oldest[other] = job
-        most = 0
-        for other, job in oldest.items():
-            since = max(job.submitted_at, last_end.get(other, job.submitted_at))
-            bound_s = (highest - job.priority + rules.swap_affinity) * rules.aging_divisor_s
-            if now > since + 2 * bound_s:
-                passed = self._passed.setdefault(other, Counter())
-                passed[key] += 1
-                most = max(most, passed[key])
-        return most

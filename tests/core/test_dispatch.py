@@ -234,8 +234,10 @@ def test_all_ran_but_those_that_were_refused_or_dropped_while_they_waited() -> N
     assert [outcome for outcome in Outcome if not outcome.ran] == [
         Outcome.REFUSED_BACKOFF,
         Outcome.REFUSED_STOPPING,
+        Outcome.REFUSED_FULL,
         Outcome.LEFT_WAITING,
         Outcome.CANCELLED_WAITING,
+        Outcome.WAITED_TOO_LONG,
         Outcome.START_FAILED,
         Outcome.UNLOADED_WAITING,
         Outcome.MODEL_REMOVED,

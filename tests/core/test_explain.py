@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swaplane.core import events as ev
-from swaplane.core.explain import UNKNOWN_LOAD_S, UNKNOWN_RUN_S, JobView, LaneView, forecast, job_view, lane_view
+from swaplane.core.explain import JobView, LaneView, job_view, lane_view
+from swaplane.core.forecast import UNKNOWN_LOAD_S, UNKNOWN_RUN_S, forecast
 from swaplane.core.plan import LanePlan, ModelPlan
 from swaplane.core.score import ScoreRules
 from tests.core.world import Auto, World, make_plan, together
@@ -187,7 +188,7 @@ def test_models_that_never_ran_are_assumed_to_take_some_seconds() -> None:
     world.now = UNKNOWN_LOAD_S
     world.arrive("ben 1", "a", member="ben")
     lane = world.dispatcher.lanes["gpu"]
-    assert [job.id for job in forecast(world.dispatcher, lane, world.now)] == ["ann 1", "ben 1", "ann 2"]
+    assert [each.job.id for each in forecast(world.dispatcher, lane, world.now)] == ["ann 1", "ben 1", "ann 2"]
 
 
 @settings(deadline=None, max_examples=150)
@@ -210,6 +211,7 @@ def test_models_that_never_ran_are_assumed_to_take_some_seconds() -> None:
             ScoreRules(aging_divisor_s=2.0, swap_affinity=2.0),
             ScoreRules(aging_clock="submit"),
             ScoreRules(fairness="none"),
+            ScoreRules(weights={"ann": 2.0, "ben": 0.5}),
         ]
     ),
 )
@@ -229,7 +231,7 @@ def test_the_forecast_comes_true_when_all_takes_as_long_as_assumed(
     # Between two whole seconds, so that no job ends or starts at this very moment.
     world.run(until=world.now + looked_after_s / 100 + 0.125)
     world.now += 0.125
-    expected = [job.id for job in forecast(world.dispatcher, world.dispatcher.lanes["gpu"], world.now)]
+    expected = [each.job.id for each in forecast(world.dispatcher, world.dispatcher.lanes["gpu"], world.now)]
     before = len(world.dispatches)
     world.run()
     assert [dispatch.winner.job_id for dispatch in world.dispatches[before:]] == expected

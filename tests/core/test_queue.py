@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from swaplane.core.comparison import Pick
 from swaplane.core.events import Job
-from swaplane.core.queue import Pick, Queue
+from swaplane.core.queue import Queue
 from swaplane.core.score import ScoreRules
 
 MINUTE = 60.0
@@ -28,7 +29,7 @@ class Line:
     def serve(self, job_id: str, *, until: float) -> None:
         """A waiting job runs."""
         job = self.queue.take(job_id)
-        self.queue.give_back(job, "gpu", until, ran=True)
+        self.queue.give_back(job, "gpu", until, service_s=1.0, clock=0.0)
 
     def pick(self, now: float, *resident: str) -> Pick:
         # The same object for the same models, as the dispatcher does it.
@@ -98,7 +99,7 @@ def test_a_backlog_ages_one_job_at_a_time() -> None:
     line.add("ben 1", member="ben", at=30.0)
     line.queue.take(first.id)
     assert line.pick(40.0).winner.id == "ben 1"  # Ann's clock stands while her job runs
-    line.queue.give_back(first, "gpu", 60.0, ran=True)
+    line.queue.give_back(first, "gpu", 60.0, service_s=20.0, clock=0.0)
     pick = line.pick(300.0)
     assert (pick.winner.id, pick.clock) == ("ben 1", 30.0)
     assert pick.runner_up is not None
@@ -307,7 +308,7 @@ def test_a_comparison_follows_the_clock() -> None:
     assert line.pick(20.0).winner.id == "ann 1"
     line.queue.take(first.id)
     assert line.pick(20.0).winner.id == "ben 1"
-    line.queue.give_back(first, "gpu", 20.0, ran=False)
+    line.queue.give_back(first, "gpu", 20.0, service_s=None, clock=0.0)
     pick = line.pick(20.0)
     assert (pick.winner.id, pick.clock) == ("ann 2", 0.0)
 

@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from swaplane.core import events as ev
-from swaplane.core.explain import forecast
+from swaplane.core.forecast import forecast
 from swaplane.core.plan import LanePlan, ModelPlan
 from swaplane.core.score import ScoreRules
 from tests.core.world import Auto, World, make_plan
@@ -98,7 +98,7 @@ def test_an_older_job_of_the_same_line_is_forecast_before_the_others() -> None:
     for number, submitted_at in enumerate([30.0, 10.0, 40.0, 20.0, 10.0]):
         world.restore(world.job(f"{number}", "a", at=submitted_at))
     line = ["1", "4", "3", "0", "2"]
-    assert [job.id for job in forecast(world.dispatcher, world.dispatcher.lanes["gpu"], world.now)] == line
+    assert [each.job.id for each in forecast(world.dispatcher, world.dispatcher.lanes["gpu"], world.now)] == line
     world.do(ev.LaneResumed(lane="gpu"))
     assert order(world) == line
 

@@ -101,30 +101,33 @@ def test_the_distance_of_bands_is_shown_against_tier_and_affinity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last_end", "running", "submitted_at", "clock"),
+    ("since", "running", "submitted_at", "clock"),
     [
         (None, 0, 5.0, 5.0),  # never had a turn
         (3.0, 0, 5.0, 5.0),  # came after its member's last turn
         (8.0, 0, 5.0, 8.0),  # waited already while its member had a turn
         (None, 1, 5.0, 20.0),  # its member has a turn now
         (8.0, 2, 5.0, 20.0),
+        (25.0, 0, 5.0, 25.0),  # rests
+        (25.0, 1, 5.0, 25.0),
     ],
 )
-def test_the_turn_clock(last_end: float | None, running: int, submitted_at: float, clock: float) -> None:
+def test_the_turn_clock(since: float | None, running: int, submitted_at: float, clock: float) -> None:
     turn = TurnClock()
-    turn.last_end, turn.running = last_end, running
+    turn.since, turn.running = since, running
     assert turn.starts_at(submitted_at, 20.0, RULES) == clock
     assert turn.starts_at(submitted_at, 20.0, ScoreRules(aging_clock="submit")) == submitted_at
 
 
 def test_only_a_job_that_ran_uses_its_members_turn() -> None:
-    clock = TurnClock()
+    clocks, key = TurnClocks(RULES), ("gpu", "ann", "batch")
+    clock = clocks.use(key)
     clock.started()
-    clock.ended(7.0, ran=False)
-    assert repr(clock) == "<TurnClock running=0 last_end=None>"
+    clocks.ended(key, 7.0, service_s=None, clock=0.0)
+    assert repr(clock) == "<TurnClock running=0 since=None>"
     clock.started()
-    clock.ended(9.0, ran=True)
-    assert repr(clock) == "<TurnClock running=0 last_end=9.0>"
+    clocks.ended(key, 9.0, service_s=2.0, clock=0.0)
+    assert repr(clock) == "<TurnClock running=0 since=9.0>"
 
 
 def test_clocks_belong_to_a_member_in_a_band_or_to_the_whole_band() -> None:
@@ -135,19 +138,19 @@ def test_clocks_belong_to_a_member_in_a_band_or_to_the_whole_band() -> None:
 
 
 def test_a_clock_is_the_same_as_long_as_anybody_waits_or_runs_on_it() -> None:
-    clocks, key = TurnClocks(), ("gpu", "ann", "batch")
+    clocks, key = TurnClocks(RULES), ("gpu", "ann", "batch")
     clock = clocks.use(key)
     clock.started()
     clocks.let_go(key)
     assert clocks.use(key) is clock
-    clock.ended(7.0, ran=False)
+    clock.stopped()
     clocks.let_go(key)
     assert repr(clocks) == "<TurnClocks 0 in use, 0 idle>", "it never moved"
     assert clocks.use(key) is not clock
 
 
 def test_of_the_clocks_that_are_not_in_use_those_used_last_are_kept() -> None:
-    clocks = TurnClocks()
+    clocks = TurnClocks(RULES)
     waits = clocks.use(("gpu", "waits", "batch"))
     clocks.remember(("gpu", "waits", "batch"), 1.0)
     for number in range(IDLE_CLOCKS):
@@ -155,7 +158,7 @@ def test_of_the_clocks_that_are_not_in_use_those_used_last_are_kept() -> None:
     clocks.remember(("gpu", "0", "batch"), 1.0)
     clocks.remember(("gpu", "one more", "batch"), 3.0)
     assert repr(clocks) == f"<TurnClocks 1 in use, {IDLE_CLOCKS} idle>"
-    assert waits.last_end == 1.0
-    assert clocks.use(("gpu", "0", "batch")).last_end == 2.0
-    assert clocks.use(("gpu", "1", "batch")).last_end is None
-    assert repr(clocks.unused()) == f"<TurnClocks 0 in use, {IDLE_CLOCKS + 1} idle>"
+    assert waits.since == 1.0
+    assert clocks.use(("gpu", "0", "batch")).since == 2.0
+    assert clocks.use(("gpu", "1", "batch")).since is None
+    assert repr(clocks.unused(RULES)) == f"<TurnClocks 0 in use, {IDLE_CLOCKS + 1} idle>"

@@ -21,8 +21,10 @@ from swaplane.core.commands import (
     StartModel,
     StopCause,
     StopModel,
+    TellPriority,
 )
 from swaplane.core.dispatcher import Dispatcher
+from swaplane.core.limits import Limits
 from swaplane.core.outcomes import Outcome
 from swaplane.core.plan import LanePlan, ModelPlan, Plan
 from swaplane.core.residency import Group, Residency
@@ -35,6 +37,7 @@ def make_plan(
     lanes: Iterable[LanePlan] = (LanePlan(name="gpu"),),
     groups: Iterable[Group] = (),
     rules: ScoreRules | None = None,
+    limits: Limits | None = None,
 ) -> Plan:
     """A plan. A model given by its name alone is one of lane "gpu" with the defaults."""
     plans = [ModelPlan(id=model, lane="gpu") if isinstance(model, str) else model for model in models]
@@ -43,6 +46,7 @@ def make_plan(
         lanes={lane.name: lane for lane in lanes},
         residency=Residency(groups),
         rules=rules or ScoreRules(),
+        limits=limits or Limits(),
     )
 
 
@@ -64,6 +68,8 @@ def brief(command: Command) -> str:
             return f"end {command.job_id} ({command.outcome})"
         case AbortJob():
             return f"abort {command.job_id} ({command.outcome})"
+        case TellPriority():
+            return f"tell {command.job_id} {command.priority} ({command.cause})"
         case RecordDispatch():
             return ""
 
@@ -115,7 +121,16 @@ class World:
         return self.dispatcher.wakes_at
 
     def job(
-        self, job_id: str, model: str, *, priority: int = 0, member: str = "ann", at: float | None = None
+        self,
+        job_id: str,
+        model: str,
+        *,
+        priority: int = 0,
+        member: str = "ann",
+        key: str = "",
+        body: int = 0,
+        max_wait_s: float | None = None,
+        at: float | None = None,
     ) -> ev.Job:
         self._arrivals += 1
         return ev.Job(
@@ -125,10 +140,28 @@ class World:
             member=member,
             priority=priority,
             submitted_at=self.now if at is None else at,
+            key=key,
+            bytes=body,
+            max_wait_s=max_wait_s,
         )
 
-    def arrive(self, job_id: str, model: str, *, priority: int = 0, member: str = "ann") -> list[str]:
-        return self.do(ev.JobArrived(job=self.job(job_id, model, priority=priority, member=member)))
+    def arrive(
+        self,
+        job_id: str,
+        model: str,
+        *,
+        priority: int = 0,
+        member: str = "ann",
+        key: str = "",
+        body: int = 0,
+        max_wait_s: float | None = None,
+        promised: bool = False,
+    ) -> list[str]:
+        job = self.job(job_id, model, priority=priority, member=member, key=key, body=body, max_wait_s=max_wait_s)
+        return self.do(ev.JobArrived(job=job, promised=promised))
+
+    def reprioritise(self, job_id: str, priority: int) -> list[str]:
+        return self.do(ev.PriorityChanged(job_id=job_id, priority=priority))
 
     def restore(self, *jobs: ev.Job, turns: Iterable[ev.Turn] = ()) -> list[str]:
         return self.do(ev.JobsRestored(jobs=jobs, turns=tuple(turns)))

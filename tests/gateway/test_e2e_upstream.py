@@ -48,6 +48,7 @@ groups:
         ("/upstream/mA/v1/x?y=%2F&y=+", "mA", "/v1/x?y=%2F&y=+"),
         ("/upstream/alias/x%2Fy%20z/", "mA", "/x%2Fy%20z/"),
         ("/upstream/m%41/", "mA", "/"),
+        ("http://gateway.example:99/upstream/mA/x?y", "mA", "/x?y"),
         ("/upstream/mA//double/../dots", "mA", "//double/../dots"),
         ("/upstream/org/mB/v1/x", "org/mB", "/v1/x"),
         ("/upstream/org%2FmB/v1/x", "org/mB", "/v1/x"),
@@ -111,6 +112,14 @@ def test_a_pages_assets_start_no_model_and_take_no_place(gateway: GatewayProcess
         assert "waits" not in scene.ran()
         running.leave()
         assert waiting.answer().status == 200
+
+
+def test_what_is_posted_is_a_job_whatever_its_path_is_called(gateway: GatewayProcess) -> None:
+    with Scene(gateway, together=True) as scene:
+        assert ask_raw(gateway, "GET", "/upstream/mA/v1/chat/completions.json").status == 409
+        answer = ask_raw(gateway, "POST", "/upstream/mA/v1/chat/completions.json?rid=posted", b"{}")
+        assert answer.get("X-LlamaSwap-Job")
+        scene.jobs += 1
 
 
 def test_assets_of_a_model_that_loads_are_refused(gateway: GatewayProcess) -> None:

@@ -79,6 +79,7 @@ class Gateway:
             headers=upstream_headers(wire.raw_headers, client_host="10.0.0.9", body_length=len(body) or None),
             body=Held(body) if body else None,
             extra_headers=[(b"X-LlamaSwap-Job", b"j1")],
+            operator=True,
         )
         self.forwardings.append(forwarding)
         if self.before_run is not None:

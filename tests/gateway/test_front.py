@@ -64,6 +64,23 @@ async def test_target_and_headers_arrive_byte_for_byte() -> None:
     assert app.bodies == [b"abc"]
 
 
+@pytest.mark.parametrize(
+    ("sent", "target"),
+    [
+        (b"http://gw/upstream/m/x?y=http://z/", b"/upstream/m/x?y=http://z/"),
+        (b"HTTPS://me:pw@gw:1/x", b"/x"),
+        (b"http://gw//x", b"//x"),
+        (b"http://gw", b"/"),
+        (b"http://gw?x", b"/?x"),
+    ],
+)
+async def test_of_an_absolute_target_the_path_counts(sent: bytes, target: bytes) -> None:
+    app = WireApp(say_ok)
+    async with serving(app) as served, RawClient.to(served.port) as client:
+        assert (await client.ask(b"GET " + sent + b" HTTP/1.1\r\n" + HOST + b"\r\n")).status == 200
+    assert app.wires[0].target == target
+
+
 async def test_chunked_body_is_decoded_and_trailers_are_dropped() -> None:
     app = WireApp(say_ok)
     async with serving(app) as served, RawClient.to(served.port) as client:
@@ -362,6 +379,13 @@ def bad(headers: bytes, body: bytes = b"") -> bytes:
         (bad(b"X: a\x00b\r\n"), 400),
         (bad(b"Host: other\r\n"), 400),
         (b"GET / HTTP/1.1\nHost: gw\n\n", 400),
+        (b"GET /upstream/m/queue#.json HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"GET /?a#b HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"GET /upstream/m/ws# HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
+        *(
+            (b"GET /a%bb HTTP/1.1\r\n" % each + HOST + b"\r\n", 400)
+            for each in (b"\x00", b"\t", b"\x0b", b"\x7f", b"\xa0")
+        ),
         (b"GET / HTTP/2.0\r\n" + HOST + b"\r\n", 505),
         (b"POST / HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"CONNECT gw:80 HTTP/1.1\r\n" + HOST + b"\r\n", 501),

@@ -379,6 +379,14 @@ def test_a_batch_runs_for_its_sender_with_its_tier_and_on_its_models(
     assert "the key `narrow` may not use the model `other`" in error["message"]
 
 
+def test_what_is_kept_is_readable_for_the_gateways_user_alone(gateway: GatewayProcess, things: Things) -> None:
+    (state,) = {path.parent for path in gateway.config.parent.rglob("jobs.db")}
+    found = {path: path.stat().st_mode & 0o777 for path in state.rglob("*")}
+    assert {path.parent.name for path in found} >= {"answers", "kept", "files"}
+    for path, mode in found.items():
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
 def test_no_prompt_of_somebody_else_was_shown(gateway: GatewayProcess, bob: Person) -> None:
     for path in (f"{COMFY}/queue", f"{COMFY}/history", VIDEOS, "/api/queue"):
         assert "CANARY" not in bob.get(path).text

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.typing import Subprotocol
 
 from swaplane.gateway.forward import tunnel_head
-from swaplane.gateway.tunnel import RelayResult, Tunnel
+from swaplane.gateway.tunnel import MAX_HELD_BYTES, NotSwitched, RelayResult, Tunnel
 from swaplane.gateway.upstream import UpstreamUnreachable
 from tests.support.data_path import Caller, RawClient, Receive, Scope, Send, raw_upstream, serving, soon
 from tests.support.stub_client import free_port
@@ -42,19 +42,22 @@ class TunnelApp:
         self.tunnels: list[Tunnel] = []
         self.departures: list[str] = []
         self.results: list[RelayResult] = []
+        self.switched_only = False
+        self.allowed: Callable[[], bool] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError("a tunnel is no request")
 
     async def tunnel(self, tunnel: Tunnel) -> None:
         self.tunnels.append(tunnel)
+        tunnel.switched_only, tunnel.allowed = self.switched_only, self.allowed
         tunnel.on_departure(self._left)
         await self.may_relay.wait()
         target = tunnel.target.removeprefix(b"/upstream/m")
         head = tunnel_head(tunnel.raw_headers, target=target, client_host="10.0.0.9")
         try:
             self.results.append(await tunnel.connect_and_relay("127.0.0.1", self.port, None, head))
-        except UpstreamUnreachable as error:
+        except (UpstreamUnreachable, NotSwitched) as error:
             body = str(error).encode()
             await tunnel.refuse(502, b"Bad Gateway", [(b"Content-Length", b"%d" % len(body))], body)
 
@@ -183,6 +186,77 @@ async def test_a_server_that_declines_answers_once_and_gets_nothing_else() -> No
         assert result == RelayResult(status=403, bytes_up=0, bytes_down=len(answer), ended_by="upstream")
         await soon(lambda: more, "the end at the server")
     assert more == [b""]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecret", "answered 200"),
+        (b"HTTP/1.1 103 Early\r\nX: secret\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nsecret", "answered 200"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\nsecret without an end", "answered 404"),
+        (b"HTTP/1.1 200 OK\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nsecret", "answered 200"),
+        (b"secret\r\n\r\n", "nothing in HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nX: secret" + bytes(MAX_HELD_BYTES), "nothing in HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\n" + b"X: secret\r\n" * MAX_HELD_BYTES, "nothing in HTTP"),
+    ],
+)
+async def test_what_is_no_websocket_is_kept_back_where_nothing_else_is_due(answer: bytes, said: str) -> None:
+    async def play(caller: Caller) -> None:
+        await caller.head()
+        caller.send(answer)
+        with contextlib.suppress(ConnectionError):
+            await caller.reader.read()
+
+    async with between(play) as (client, app):
+        app.switched_only = True
+        client.send(UPGRADE)
+        told = await client.answer()
+        assert told.status == 502
+        assert said in told.body.decode()
+        assert b"secret" not in told.body
+        assert await client.rest() == b""
+
+
+async def test_what_is_a_websocket_passes_where_nothing_else_is_due() -> None:
+    async def play(caller: Caller) -> None:
+        await caller.head()
+        for piece in (AGREED[:20], AGREED[20:] + b"at once"):
+            caller.send(piece)
+            await caller.writer.drain()
+        assert await caller.reader.readexactly(4) == b"held"
+
+    async with between(play) as (client, app):
+        app.switched_only = True
+        client.send(UPGRADE + b"held")
+        assert await client.rest() == AGREED + b"at once"
+        assert (await app.result()).bytes_up == 4
+
+
+@pytest.mark.parametrize("speaker", ["client", "server"])
+async def test_nothing_passes_once_it_is_not_allowed(speaker: str) -> None:
+    go_on = asyncio.Event()
+    got: list[bytes] = []
+
+    async def play(caller: Caller) -> None:
+        await caller.head()
+        caller.send(AGREED)
+        await go_on.wait()
+        if speaker == "server":
+            caller.send(b"secret")
+        got.append(await caller.reader.read())
+
+    async with between(play) as (client, app):
+        app.allowed = lambda: not go_on.is_set()
+        client.send(UPGRADE)
+        assert await client.reader.readexactly(len(AGREED)) == AGREED
+        go_on.set()
+        if speaker == "client":
+            client.send(b"secret")
+        assert (await app.result()).ended_by == "cut"
+        with contextlib.suppress(ConnectionError):
+            assert await client.rest() == b""
+        await soon(lambda: got, "the end at the server")
+    assert got == [b""]
 
 
 async def test_websocket_clients_see_a_refusal_and_a_missing_server() -> None:

@@ -32,7 +32,7 @@ def released(path: Path) -> bool:
 async def test_the_next_claim_waits_for_the_guards_of_the_last_one(tmp_path: Path) -> None:
     path = tmp_path / "servers"
     first = await presence.claim(path)
-    child = await Guarded.spawn(SLEEPER, env={}, log=LogHub().model("mA"), name="mA", presence=first)
+    child = await Guarded.spawn(SLEEPER, env={}, guard_env={}, log=LogHub().model("mA"), name="mA", presence=first)
     os.close(first)  # as at the gateway's end
     os.kill(child.guard_pid, signal.SIGSTOP)
     waiting = asyncio.create_task(presence.claim(path))
@@ -48,7 +48,7 @@ async def test_the_next_claim_waits_for_the_guards_of_the_last_one(tmp_path: Pat
 async def test_the_server_itself_does_not_hold_it(tmp_path: Path) -> None:
     path = tmp_path / "servers"
     first = await presence.claim(path)
-    child = await Guarded.spawn(SLEEPER, env={}, log=LogHub().model("mA"), name="mA", presence=first)
+    child = await Guarded.spawn(SLEEPER, env={}, guard_env={}, log=LogHub().model("mA"), name="mA", presence=first)
     held = {os.readlink(f"/proc/{child.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{child.pid}/fd")}
     assert str(path) not in held
     guards = {os.readlink(f"/proc/{child.guard_pid}/fd/{fd}") for fd in os.listdir(f"/proc/{child.guard_pid}/fd")}

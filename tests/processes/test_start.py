@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,14 @@ class Handler(h.BaseHTTPRequestHandler):
 h.HTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
 """
 ACCEPTS_ONLY = "import socket, time; s = socket.create_server(('127.0.0.1', PORT)); time.sleep(1000)"
+
+
+def read(path: Path | str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def whole(failed: ModelStartFailed) -> str:
+    return failed.message + failed.private
 
 
 async def test_a_server_is_ready_once_it_answers_200(world: World) -> None:
@@ -69,7 +78,7 @@ async def test_the_command_gets_its_environment_and_no_input(world: World) -> No
     env = ("A=1", "B=x=y", "A=2")
     world.supervisor.start(world.spec(argv=("sh", "-c", script), env=env))
     failed = await world.event(ModelStartFailed)
-    assert failed.message.splitlines() == ["upstream command exited prematurely with exit code 3", "<2 x=y  >"]
+    assert whole(failed).splitlines() == ["upstream command exited prematurely with exit code 3", "<2 x=y  >"]
 
 
 async def test_the_command_does_not_see_the_gateways_secrets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +87,26 @@ async def test_the_command_does_not_see_the_gateways_secrets(world: World, monke
     spec = world.spec(argv=("sh", "-c", 'echo "<$OWN_KEY $OTHER>"; exit 3'))
     world.supervisor.start(replace(spec, secrets=frozenset({"OWN_KEY"})))
     failed = await world.event(ModelStartFailed)
-    assert failed.message.splitlines()[-1] == "< kept>"
+    assert whole(failed).splitlines()[-1] == "< kept>"
+
+
+async def test_no_process_of_a_model_has_the_gateways_secrets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_KEY", "sk-1")
+    monkeypatch.setenv("OTHER", "kept")
+    stop = (
+        "sh",
+        "-c",
+        f"for pid in $PPID $$ ${{PID}}; do cat /proc/$pid/environ; done > {world.folder}/seen; kill ${{PID}}",
+    )
+    world.supervisor.start(replace(world.spec(stop_argv=stop), secrets=frozenset({"OWN_KEY"})))
+    await world.event(ModelReady)
+    (guard,) = world.supervisor._guards()
+    world.supervisor.stop("mA", StopCause.UNLOAD)
+    seen = read(f"/proc/{guard}/environ")
+    await world.event(ModelStopped)
+    seen += read(world.folder / "seen")
+    assert seen.count(b"OTHER=kept") == 4  # the server's guard, the stop command and its guard, the server
+    assert b"OWN_KEY" not in seen
 
 
 async def test_an_early_exit_fails_at_once_with_the_last_lines_of_this_start(world: World) -> None:
@@ -87,13 +115,13 @@ async def test_an_early_exit_fails_at_once_with_the_last_lines_of_this_start(wor
     world.supervisor.start(world.spec(argv=("sh", "-c", script)))
     failed = await world.event(ModelStartFailed)
     assert failed.fault is StartFault.EXITED
-    first, *rest = failed.message.splitlines()
+    first, *rest = whole(failed).splitlines()
     assert first == "upstream command exited prematurely with exit code 7"
     assert rest == [f"line {number}" for number in range(26, 41)]
 
     world.supervisor.start(world.spec(argv=("sh", "-c", "kill -SEGV $$")))
     failed = await world.event(ModelStartFailed)
-    assert failed.message == "upstream command exited prematurely by signal SIGSEGV"
+    assert whole(failed) == "upstream command exited prematurely by signal SIGSEGV"
 
 
 async def test_an_exit_with_0_is_a_failed_start_too(world: World) -> None:
@@ -114,7 +142,8 @@ async def test_commands_that_cannot_run(world: World) -> None:
         world.supervisor.start(world.spec(argv=(command,)))
         failed = await world.event(ModelStartFailed)
         assert failed.fault is StartFault.COMMAND
-        assert failed.message == f"failed to start command '{command}': {reason}"
+        assert failed.message == "failed to start command"
+        assert whole(failed) == f"failed to start command '{command}': {reason}"
 
 
 @pytest.mark.parametrize(
@@ -126,8 +155,9 @@ async def test_anything_but_200_is_not_ready(world: World, program: str, last: s
     world.supervisor.start(world.spec(argv=(sys.executable, "-c", program), health_timeout_s=1.5))
     failed = await world.event(ModelStartFailed)
     assert failed.fault is StartFault.TIMEOUT
-    assert failed.message.startswith("health check timed out after 1.5s: GET http://127.0.0.1:")
-    assert last in failed.message
+    assert failed.message == "health check timed out after 1.5s"
+    assert whole(failed).startswith("health check timed out after 1.5s: GET http://127.0.0.1:")
+    assert last in whole(failed)
     assert world.left() == []
 
 
@@ -139,8 +169,8 @@ async def test_a_failed_start_is_not_for_ever(world: World) -> None:
     )
     failed = await world.event(ModelStartFailed)
     assert world.left() == []
-    assert failed.message.startswith("health check timed out after 700ms")
-    assert "listening on" in failed.message
+    assert failed.message == "health check timed out after 700ms"
+    assert "listening on" in failed.private
     assert world.journal("sigterm")
     world.supervisor.start(world.spec("--max-starts-file", str(script)))
     await world.event(ModelReady)
@@ -154,7 +184,8 @@ async def test_a_stranger_on_the_port_is_named_and_nothing_is_started(world: Wor
         world.supervisor.start(world.spec(port=port))
         failed = await world.event(ModelStartFailed)
     assert failed.fault is StartFault.PORT_TAKEN
-    assert f"port {port} of http://127.0.0.1:{port} is taken by process {stranger.pid} (python" in failed.message
+    assert f"port {port} of http://127.0.0.1:{port} is taken by process {stranger.pid} (python" in failed.private
+    assert failed.message == "its address is in use"
     assert world.journal("boot") == []
     world.supervisor.start(world.spec(port=port))
     await world.event(ModelReady)
@@ -173,7 +204,7 @@ async def test_a_stranger_that_was_there_first_is_not_taken_for_our_child(world:
         world.supervisor.start(world.spec(argv=("sh", "-c", f"touch {go}; exec sleep 1000"), port=port))
         failed = await world.event(ModelStartFailed)
     assert failed.fault is StartFault.PORT_TAKEN
-    assert f"process {stranger.pid} " in failed.message
+    assert f"process {stranger.pid} " in failed.private
 
 
 async def test_the_server_may_be_a_grandchild_in_a_session_of_its_own(world: World) -> None:
@@ -193,7 +224,7 @@ async def test_two_models_on_one_port(world: World) -> None:
     world.supervisor.start(world.spec(port=port, model="mB"))
     failed = await world.event(ModelStartFailed)
     assert failed.fault is StartFault.PORT_TAKEN
-    assert "of model mA; end it or give this model another port" in failed.message
+    assert "of model mA; end it or give this model another port" in failed.private
     assert world.supervisor.states() == {"mA": "ready"}
 
 

@@ -46,7 +46,7 @@ async def test_everything_else_goes_when_it_is_past_its_time(store: Store) -> No
         )
         await store.batches.add(stored_batch(f"b-{n}", expires_at=expires_at))
         await store.remembered.add(remembered("mA", f"v-{n}", expires_at=expires_at))
-        await store.remembered.keep("mA", f"v-{n}", f"/v1/videos/v-{n}", kept(store, b"x"))
+        await store.remembered.keep(f"c91c-v-{n}", f"/v1/videos/v-{n}", kept(store, b"x"))
     await store.expire(100.0)
     assert [file.id for file in (await store.files.list(limit=9))[0]] == ["f-2", "f-1"]
     assert names(store.folder / "files") == {"f-1.file", "f-2.file"}
@@ -98,7 +98,7 @@ async def test_an_answer_on_its_way_into_the_store_is_not_taken_for_a_left_over(
     await store.remembered.add(remembered("mA", "v-1"))
     answer = kept(store, b"video")
     await store.expire(0.0)
-    await store.remembered.keep("mA", "v-1", "/v1/videos/v-1/content", answer)
+    await store.remembered.keep("c91c-v-1", "/v1/videos/v-1/content", answer)
     await store.expire(0.0)
     assert answer.path.read_bytes() == b"video"
 

@@ -38,7 +38,7 @@ async def test_an_owner_sees_what_came_with_its_key_or_is_its_members(
         whose: dict[str, Any] = {"member": member, "key_name": key_name}
         await add(store, number, target="/v1/videos", **whose)
         await store.remembered.add(remembered("mA", number, **whose))
-        await store.remembered.keep("mA", number, f"/v1/videos/{number}", kept(store, b"x"))
+        await store.remembered.keep(f"c91c-{number}", f"/v1/videos/{number}", kept(store, b"x"))
         await store.files.add(file(number, **whose), pieces(b"x"))
         await store.batches.add(stored_batch(number, **whose))
     seen = {
@@ -82,6 +82,39 @@ async def test_of_two_jobs_with_one_id_each_owner_finds_its_own(store: Store) ->
     await store.remembered.add(remembered("mB", "v-1", job_id="c91c-2", member="bob", key_name="desk"))
     found = [await store.remembered.get("v-1", owner=each) for each in (ALICE, Owner(key_name="desk"), NOBODY)]
     assert [each and each.model for each in found] == ["mA", "mB", None]
+
+
+async def test_of_one_file_that_two_made_each_keeps_their_own(store: Store) -> None:
+    target, desk = "/view?filename=cached.png", Owner(key_name="desk")
+    await store.remembered.add(remembered("mA", "p-1", member="alice", key_name="phone"))
+    await store.remembered.keep("c91c-p-1", target, kept(store, b"alice's"))
+    await store.remembered.add(remembered("mA", "p-2", member="bob", key_name="desk"))
+    await store.remembered.keep("c91c-p-2", target, kept(store, b"bob's"))
+
+    async def seen(owner: Owner | None) -> bytes | None:
+        found = await store.remembered.kept("mA", target, owner=owner)
+        return None if found is None else found.path.read_bytes()
+
+    assert [await seen(each) for each in (ALICE, desk, NOBODY, None)] == [b"alice's", b"bob's", None, b"bob's"]
+    await store.remembered.forget("c91c-p-2")
+    assert [await seen(each) for each in (ALICE, desk, NOBODY, None)] == [b"alice's", None, None, b"alice's"]
+
+
+async def test_an_id_that_a_server_gives_to_another_key_too_takes_nothing_away(store: Store) -> None:
+    desk = Owner(key_name="desk")
+    await store.remembered.add(remembered("mA", "1", job_id="c91c-1", member="alice", key_name="phone"))
+    await store.remembered.keep("c91c-1", "/v1/videos/1", kept(store, b"alice's"))
+    await store.remembered.add(remembered("mA", "1", job_id="c91c-2", member="anonymous", key_name="desk"))
+    await store.remembered.keep("c91c-2", "/v1/videos/1", kept(store, b"theirs"))
+    found = [await store.remembered.get("1", "mA", owner=each) for each in (ALICE, desk, NOBODY, None)]
+    assert [each and each.job_id for each in found] == ["c91c-1", "c91c-2", None, "c91c-2"]
+    answers = [await store.remembered.kept("mA", "/v1/videos/1", owner=each) for each in (ALICE, desk)]
+    assert [each and each.path.read_bytes() for each in answers] == [b"alice's", b"theirs"]
+    await store.remembered.add(remembered("mA", "1", job_id="c91c-3", member="anonymous", key_name="desk"))
+    found = [await store.remembered.get("1", "mA", owner=each) for each in (ALICE, desk)]
+    assert [each and each.job_id for each in found] == ["c91c-1", "c91c-3"]
+    assert await store.remembered.of_job("c91c-2") is None
+    assert len(list((store.folder / "kept").iterdir())) == 1
 
 
 async def test_another_priority_is_kept_until_the_job_has_ended(store: Store) -> None:
@@ -131,11 +164,15 @@ def made_by_the_first_version(folder: Path) -> None:
                 (job_id, member, key, state),
             )
         db.execute("INSERT INTO bodies (seq, bytes, data) VALUES (1, 5, x'0102030405')")
-        for server_id, job_id in (("v-1", "j-2"), ("v-2", "gone")):
+        for server_id, job_id in (("v-0", "j-2"), ("v-1", "j-2"), ("v-2", "gone")):
             db.execute(
                 "INSERT INTO remembered (model, server_id, job_id, completion, created_at, stage, last)"
                 " VALUES ('mA', ?, ?, 'openai-videos', 1.5, 'done', x'7b7d')",
                 (server_id, job_id),
+            )
+            db.execute(
+                "INSERT INTO kept_answers VALUES ('mA', ?, ?, 200, 'OK', '[]', ?, 1)",
+                (f"/v1/videos/{server_id}", server_id, f"{server_id}.kept"),
             )
         for file_id in ("in", "out-1", "err-1", "out-2", "alone"):
             db.execute("INSERT INTO files VALUES (?, 'f', 'batch', 0, 1.5, NULL)", (file_id,))
@@ -165,7 +202,11 @@ async def test_what_the_first_version_stored_goes_on_and_belongs_to_its_members(
         assert (known.member, known.key_name) == ("alice", "")
         assert await store.remembered.get("v-1", owner=bob) is None
         assert await store.remembered.get("v-2", owner=alice) is None, "nothing is known of whose it was"
-        assert await store.remembered.get("v-2") is not None
+        assert [each and each.server_id for each in (await store.remembered.get("v-2"),)] == ["v-2"]
+        assert await store.remembered.get("v-0") is None, "an earlier attempt at what v-1 became"
+        kept_paths = [await store.remembered.kept("mA", f"/v1/videos/v-{n}") for n in range(3)]
+        assert [each and each.path.name for each in kept_paths] == [None, "v-1.kept", "v-2.kept"]
+        assert await store.remembered.kept("mA", "/v1/videos/v-1", owner=bob) is None
         assert [[row.id for row in (await store.batches.list(limit=9, owner=each))[0]] for each in (alice, bob)] == [
             ["b-2"],
             ["b-1"],

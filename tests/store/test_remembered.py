@@ -45,7 +45,7 @@ async def test_a_job_at_a_server_is_remembered_updated_and_forgotten(store: Stor
     assert await store.remembered.get("v-1") == over
 
     for _ in range(2):
-        await store.remembered.forget("mA", "v-1")
+        await store.remembered.forget("c91c-v-1")
         assert await store.remembered.get("v-1") is None
     await store.remembered.update(over)
     assert await store.remembered.get("v-1") is None
@@ -58,14 +58,14 @@ async def test_of_several_models_with_one_id_the_newest_is_meant(store: Store) -
         found = await store.remembered.get("1")
         assert found is not None
         assert found.model == expected
-        await store.remembered.forget(expected, "1")
+        await store.remembered.forget(f"c91c-{expected}")
 
 
 async def test_an_id_that_a_server_gives_again_makes_the_earlier_job_forgotten(store: Store) -> None:
     await store.remembered.add(remembered("mA", "1", job_id="c91c-1"))
     await store.remembered.add(remembered("mA", "2", job_id="c91c-2"))
-    await store.remembered.keep("mA", "1", "/v1/videos/1/content", kept(store, b"old"))
-    await store.remembered.keep("mA", "2", "/v1/videos/2/content", kept(store, b"other"))
+    await store.remembered.keep("c91c-1", "/v1/videos/1/content", kept(store, b"old"))
+    await store.remembered.keep("c91c-2", "/v1/videos/2/content", kept(store, b"other"))
     await store.remembered.add(remembered("mA", "1", job_id="c91c-3"))
     found = await store.remembered.get("1")
     assert found is not None
@@ -82,8 +82,8 @@ async def test_an_id_that_a_server_gives_again_makes_the_earlier_job_forgotten(s
 async def test_a_job_that_is_run_again_makes_its_earlier_attempt_forgotten(store: Store) -> None:
     await store.remembered.add(remembered("mA", "cut", job_id="c91c-1"))
     await store.remembered.add(remembered("mA", "other", job_id="c91c-2"))
-    for server_id in ("cut", "other"):
-        await store.remembered.keep("mA", server_id, f"/v1/videos/{server_id}", kept(store, b"failed"))
+    for job_id, server_id in (("c91c-1", "cut"), ("c91c-2", "other")):
+        await store.remembered.keep(job_id, f"/v1/videos/{server_id}", kept(store, b"failed"))
     await store.remembered.add(remembered("mA", "again", job_id="c91c-1"))
     found = await store.remembered.of_job("c91c-1")
     assert found is not None
@@ -137,30 +137,33 @@ async def test_jobs_are_listed_in_pages(store: Store) -> None:
 async def test_an_answer_is_kept_for_its_target(store: Store) -> None:
     await store.remembered.add(remembered("mA", "v-1"))
     answer = kept(store, b"video", status=206, reason="Some", headers=[(b"A", b"\xff"), (b"a", b"")])
-    await store.remembered.keep("mA", "v-1", "/v1/videos/v-1/content?a=b", answer)
+    await store.remembered.keep("c91c-v-1", "/v1/videos/v-1/content?a=b", answer)
     assert await store.remembered.kept("mA", "/v1/videos/v-1/content?a=b") == answer
     assert await store.remembered.kept("mA", "/v1/videos/v-1/content") is None
     assert await store.remembered.kept("mB", "/v1/videos/v-1/content?a=b") is None
-    await store.remembered.forget("mA", "v-1")
+    await store.remembered.forget("c91c-v-1")
     assert await store.remembered.kept("mA", "/v1/videos/v-1/content?a=b") is None
     assert names(store.folder / "kept") == set()
 
 
-async def test_a_target_keeps_the_newest_answer_whichever_job_it_came_of(store: Store) -> None:
+async def test_of_a_target_that_several_jobs_have_the_newest_answer_is_meant(store: Store) -> None:
     for server_id, body in (("p-1", b"one"), ("p-1", b"two"), ("p-2", b"three")):
         if await store.remembered.get(server_id) is None:
             await store.remembered.add(remembered("mA", server_id))
-        await store.remembered.keep("mA", server_id, "/view?filename=a.png", kept(store, body))
+        await store.remembered.keep(f"c91c-{server_id}", "/view?filename=a.png", kept(store, body))
     found = await store.remembered.kept("mA", "/view?filename=a.png")
     assert found is not None
     assert found.path.read_bytes() == b"three"
-    assert len(names(store.folder / "kept")) == 1
-    await store.remembered.forget("mA", "p-1")
-    assert await store.remembered.kept("mA", "/view?filename=a.png") == found
+    assert len(names(store.folder / "kept")) == 2, "one for each job"
+    await store.remembered.forget("c91c-p-2")
+    left = await store.remembered.kept("mA", "/view?filename=a.png")
+    assert left is not None
+    assert left.path.read_bytes() == b"two"
+    assert names(store.folder / "kept") == {left.path.name}
 
 
 async def test_an_answer_of_a_job_that_was_forgotten_meanwhile_is_not_kept(store: Store) -> None:
-    await store.remembered.keep("mA", "v-1", "/v1/videos/v-1", kept(store, b"late"))
+    await store.remembered.keep("c91c-v-1", "/v1/videos/v-1", kept(store, b"late"))
     assert await store.remembered.kept("mA", "/v1/videos/v-1") is None
     assert names(store.folder / "kept") == set()
 
@@ -170,5 +173,5 @@ async def test_an_answer_without_its_file_is_refused(store: Store) -> None:
     answer = kept(store, b"video")
     answer.path.unlink()
     with pytest.raises(StoreError, match=f"{answer.path} cannot be read or written: No such file"):
-        await store.remembered.keep("mA", "v-1", "/v1/videos/v-1", answer)
+        await store.remembered.keep("c91c-v-1", "/v1/videos/v-1", answer)
     assert await store.remembered.kept("mA", "/v1/videos/v-1") is None

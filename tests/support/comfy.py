@@ -11,7 +11,9 @@ and the same below /api. There is no /api/jobs; a gateway's probe asks /system_s
 
 A graph takes the sum of its nodes' inputs "seconds"; one that names none takes --seconds. The first input "fault" is
 played, see `gpu_worker.py`; /queue and /history are what is deaf. It makes one file, in a folder beside $STUB_LOG: an
-mp4 when the class of its last node has "video" in its name, else a PNG. The first input "text" is what it shows.
+mp4 when the class of its last node has "video" in its name, else a PNG. The first input "text" is what it shows, the
+first input "file" its name without suffix. A graph whose input "same_as" is the id of another is answered with that
+id, and does nothing: as servers do that know work which they have already.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ class ComfyServer(Server):
 
 
 def file_name(job: Job) -> str:
-    return f"{job.id}.mp4" if job.details["is_video"] else f"{job.id}.png"
+    """Of a graph that names its `file`, that one: so a graph that is answered from the cache names a file again."""
+    return f"{job.details['file'] or job.id}.{'mp4' if job.details['is_video'] else 'png'}"
 
 
 def queue_item(job: Job) -> list[Any]:
@@ -218,7 +221,12 @@ class ComfyHandler(Handler):
 
     def _submit(self, fields: dict[str, Any]) -> None:
         job = self._job(fields)
-        self.server.gpu.submit(job)
+        known = next(
+            (node["inputs"]["same_as"] for node in job.details["graph"].values() if "same_as" in node["inputs"]), ""
+        )
+        job = self.server.gpu.jobs.get(known, job)
+        if not known:
+            self.server.gpu.submit(job)
         self.server.send_status()
         if job.fault == "slow_submit":
             time.sleep(job.fault_s)
@@ -253,6 +261,7 @@ class ComfyHandler(Handler):
                 "client_id": fields.get("client_id"),
                 "node": last,
                 "node_type": node_type,
+                "file": next((str(each["file"]) for each in inputs if "file" in each), ""),
                 "is_video": "video" in node_type.lower(),
                 "told": 0,  # how many of its messages the websockets have got
             },

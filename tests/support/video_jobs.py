@@ -8,6 +8,7 @@ It speaks the OpenAI videos API, renders one real mp4 at a time and journals wha
     GET    /v1/videos/ID/content    the mp4; 404 until it is done
     DELETE /v1/videos/ID
     POST   /v1/videos/ID/remix      a new job of the same size and length; fields that are given replace those of ID
+    POST   /v1/videos/edits, /extensions    the same of the video that the field `video` or `video_id` names
     POST   /v1/videos/sync          answers with the mp4; the render goes on when the caller leaves
     GET    /health
 
@@ -75,7 +76,7 @@ class VideoHandler(Handler):
                 self._create(self.fields(), {})
             elif (job_id, tail) == ("sync", ""):
                 self._create_and_wait(self.fields())
-            elif job_id and tail == "remix" and (origin := self._find(job_id)):
+            elif (source := self._source(job_id, tail)) and (origin := self._find(source)):
                 self._create({**origin.details["fields"], **self.fields()}, {"remixed_from": origin.id})
             else:
                 self.answer_json(*self.server.flavour.unknown())
@@ -101,6 +102,14 @@ class VideoHandler(Handler):
     def _find(self, job_id: str | None) -> Job | None:
         job = self.server.gpu.jobs.get(job_id or "")
         return None if job is None or job.state == "cancelled" else job
+
+    def _source(self, job_id: str | None, tail: str) -> str | None:
+        """The id of the job that a request goes on from."""
+        if (job_id, tail) not in (("edits", ""), ("extensions", "")):
+            return job_id if tail == "remix" else None
+        fields = self.fields()
+        source = fields.get("video") or fields.get("video[id]") or fields.get("video_id")
+        return str(source.get("id") if isinstance(source, dict) else source)
 
     def _list(self) -> None:
         newest_first = self.query.get("order", "desc") == "desc"

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import parse_qsl, quote, urlencode
 
-from swaplane.completion.paths import normal
+from swaplane.completion.paths import is_plain, normal
 from swaplane.completion.rule import (
     DEFAULT_DEADLINE_S,
     DEFAULT_PATIENCE_S,
     Answer,
     Call,
     Concern,
+    NamingFields,
     Reach,
     Report,
     Stage,
@@ -33,7 +34,8 @@ _READ_JOB = re.compile(r"/(?:history|jobs)/([^/]+)")
 _CANCEL_JOB = re.compile(r"/jobs/([^/]+)/cancel")
 _READS = ("GET", "HEAD")
 #: Lists of all jobs, and logs and folders that show their prompts and files.
-_LISTS = re.compile(r"/queue|/history|/jobs|/internal(/.*)?|/api/assets(/.*)?", re.DOTALL)
+_LISTS = re.compile(r"/(queue|history|jobs|internal|api/assets)(/.*)?", re.DOTALL)
+_NAMES = re.compile(r"(/api)?(/v2)?/(userdata|extensions|experiment/models)/")  #: below these are files only
 _MARKED = re.compile(r".*\[(input|output|temp)\]\s*", re.DOTALL)  # a file name that says in which folder it is
 
 
@@ -69,6 +71,14 @@ class ComfyUi:
         elif method == "POST":
             found = _CANCEL_JOB.fullmatch(_plain(path))
         return found and found[1]
+
+    def is_equivocal(self, path: str) -> bool:
+        """See `Completion.is_equivocal`: people name their workflows as they like."""
+        return not is_plain(path, names_below=_NAMES)
+
+    def naming_fields(self, method: str, path: str) -> NamingFields:
+        """See `Completion.naming_fields`."""
+        return NamingFields(chosen=("prompt_id",) if self.submits(method, path) else ())
 
     def concern(self, method: str, target: str, body: bytes | None) -> Concern:
         """See `Completion.concern`."""

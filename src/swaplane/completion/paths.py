@@ -11,6 +11,9 @@ from urllib.parse import parse_qsl, quote, unquote
 
 PLACEHOLDER = "{id}"
 _READS = ("GET", "HEAD")
+_LAYERS = 2  # of escapes within escapes, as far as they are followed
+_LEADS_ELSEWHERE = re.compile(r"//|/\.{1,2}(?:/|\Z)|[\\\x00-\x1f\x7f\ufffd]")  # the last: escapes that are no UTF-8
+_ENDS = re.compile(r"[;?#%]")  # what may be cut off with all that follows, or be decoded once more
 
 
 def normal(path: str) -> str:
@@ -18,9 +21,25 @@ def normal(path: str) -> str:
     return unquote(path).rstrip("/") or "/"
 
 
+def is_plain(path: str, *, names_below: re.Pattern[str] | None = None) -> bool:
+    """Whether servers agree which path this is, however often they decode it, and whatever they join or cut off.
+
+    Where `names_below` matches the beginning of the path, names of files follow: they may hold escaped slashes and
+    what ends a path elsewhere.
+    """
+    once = decoded = unquote(path)
+    for _ in range(_LAYERS):
+        decoded = unquote(decoded)
+    if unquote(decoded) != decoded or _LEADS_ELSEWHERE.search(decoded):
+        return False
+    if names_below is not None and names_below.match(once):
+        return True
+    return _ENDS.search(once) is None and "%2f" not in path.lower()
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A method and a path; `{id}` in the path or its query stands for a job's id."""
+    """A method and a path, in any case; `{id}` in the path or its query stands for a job's id."""
 
     method: str
     target: str
@@ -33,9 +52,9 @@ class Route:
         before, _, after = path.partition(PLACEHOLDER)
         named = PLACEHOLDER in path
         job = re.escape(before) + ("(?P<id>[^/]+)" if named else "")
-        object.__setattr__(self, "_exact", re.compile(job + re.escape(after)))
-        object.__setattr__(self, "_family", re.compile(f"{job}(/.*)?", re.DOTALL))
-        object.__setattr__(self, "_listing", before.rpartition("/")[0] if named else path)
+        object.__setattr__(self, "_exact", re.compile(job + re.escape(after), re.IGNORECASE))
+        object.__setattr__(self, "_family", re.compile(f"{job}(/.*)?", re.DOTALL | re.IGNORECASE))
+        object.__setattr__(self, "_listing", (before.rpartition("/")[0] if named else path).lower())
 
     def filled(self, server_id: str) -> str:
         """The target with this id."""
@@ -52,7 +71,7 @@ class Route:
     def family_fits(self, method: str, path: str) -> bool:
         """Whether such a request reads the list of jobs, or anything at or below the path up to the id."""
         path = normal(path)
-        return self._same(method) and (path == self._listing or self._family.fullmatch(path) is not None)
+        return self._same(method) and (path.lower() == self._listing or self._family.fullmatch(path) is not None)
 
     def family_id_in(self, method: str, path: str) -> str | None:
         """The id in a request for anything at or below the path up to the id; None when there is none."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swaplane.completion.paths import Route, normal
+from swaplane.completion.paths import Route, is_plain, normal
 from swaplane.completion.rule import (
     DEFAULT_DEADLINE_S,
     DEFAULT_PATIENCE_S,
     Answer,
     Call,
     Concern,
+    NamingFields,
     Reach,
     Report,
     Stage,
@@ -53,6 +54,8 @@ class Polled:
     result: Route | None = None
     other_by: str = ""  #: how a part of a query begins that asks for something else than is kept; empty: none does
     same_as_none: tuple[str, ...] = ()  #: such parts that ask for what is kept all the same
+    going_on: tuple[Route, ...] = ()  #: those submits whose body names the job that they go on from
+    source_at: tuple[str, ...] = ()  #: where it does
     heedless: tuple[Route, ...] = ()  #: whose response is the job, which goes on when the client leaves
     deadline_s: float = DEFAULT_DEADLINE_S
     patience_s: float = DEFAULT_PATIENCE_S
@@ -79,6 +82,17 @@ class Polled:
         found = (route.id_in(method, path) for route in routes if route is not None)
         server_id = next(filter(None, found), None)
         return self.poll.family_id_in(method, path) if server_id is None and not submits else server_id
+
+    def is_equivocal(self, path: str) -> bool:
+        """See `Completion.is_equivocal`."""
+        return not is_plain(path)
+
+    def naming_fields(self, method: str, path: str) -> NamingFields:
+        """See `Completion.naming_fields`: who may choose an id does so where the server tells it."""
+        goes_on = any(route.fits(method, path) for route in self.going_on)
+        return NamingFields(
+            chosen=(self.id_at,) if self.submits(method, path) else (), sources=self.source_at if goes_on else ()
+        )
 
     def concern(self, method: str, target: str, body: bytes | None) -> Concern:
         """See `Completion.concern`: what names no job is a list of all."""

@@ -20,10 +20,12 @@ _VLLM_OMNI = "video_gen_"
 
 def openai_videos(deadline_s: float, patience_s: float) -> Completion:
     """OpenAI's Videos API, and the `/v1/videos/sync` of vLLM-Omni: no submit, its response is the job."""
-    paths = ("/v1/videos", "/v1/videos/{id}/remix", "/v1/videos/edits", "/v1/videos/extensions")
+    going_on = tuple(Route("POST", path) for path in ("/v1/videos/edits", "/v1/videos/extensions"))
     return Polled(
         name="openai-videos",
-        submit=tuple(Route("POST", path) for path in paths),
+        submit=(Route("POST", "/v1/videos"), Route("POST", "/v1/videos/{id}/remix"), *going_on),
+        going_on=going_on,
+        source_at=("video", "video[id]", "video_id"),
         id_at="id",
         poll=Route("GET", "/v1/videos/{id}"),
         done=("completed",),

@@ -69,6 +69,14 @@ class Concern:
     ids: tuple[str, ...] = ()  #: those that it names
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamingFields:
+    """Where a submit's body may hold ids of jobs: names of form fields, and of members of the outermost JSON object."""
+
+    chosen: tuple[str, ...] = ()  #: of the job that it starts, where the server leaves that to its client
+    sources: tuple[str, ...] = ()  #: of a job that it goes on from; in JSON also as the member `id` of an object
+
+
 class Completion(Protocol):
     """How the end of one model's jobs is known. None of it raises, whatever a server or a client says.
 
@@ -98,6 +106,12 @@ class Completion(Protocol):
 
     def id_in(self, method: str, path: str) -> str | None:
         """The id that the path of such a request has at a job's place. Whether there is such a job is not known."""
+
+    def is_equivocal(self, path: str) -> bool:
+        """Whether a server may take this path, as sent, for another one: then nothing that is said of it is sure."""
+
+    def naming_fields(self, method: str, path: str) -> NamingFields:
+        """Where such a request's body may name jobs; nowhere, of one that does not submit."""
 
     def concern(self, method: str, target: str, body: bytes | None) -> Concern:
         """Whose jobs a bystander's request with this path and query is about; never too few.

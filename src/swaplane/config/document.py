@@ -21,6 +21,16 @@ _ENV = re.compile(r"\$\{env\.([a-zA-Z_][a-zA-Z0-9_]*)\}")
 _TAG = "tag:yaml.org,2002:"
 
 
+def as_put_in(value: str) -> str:
+    """The value of an environment variable as it stands in the file's text, where quotes may be around it."""
+    return value.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def env_names(text: str) -> frozenset[str]:
+    """The environment variables that a file's text uses."""
+    return frozenset(_ENV.findall(text))
+
+
 class WrittenInt(int):
     """A whole number that remembers its spelling, for places where text is wanted."""
 
@@ -65,7 +75,7 @@ class Source:
         elif any(char in value for char in "\n\r\0"):
             fault = f"environment variable '{name}' contains a line break or a NUL character"
         else:
-            return value.replace("\\", "\\\\").replace('"', '\\"')
+            return as_put_in(value)
         self.faults.append((f"${{env.{name}}}", fault, place))
         return f"swaplane-env-fault-{len(self.faults) - 1}-"
 

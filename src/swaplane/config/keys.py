@@ -1,8 +1,8 @@
 """`apiKeys:` and `keys:` as the keys that the gateway takes, each with what its holder may do.
 
-Decides whether they make sense: names, members, tiers, priorities, models. It keeps hashes, never a key, and no
-sentence of it repeats what is written where a key may stand. What a right means for a request is decided in
-`gateway.access`. Called by `load`.
+Decides whether they make sense: names, members, tiers, priorities, models. Settings are told hashes, never a key, and
+no sentence of it repeats what is written where a key may stand. What a right means for a request is decided in
+`gateway.access`. Called by `load`; `swaplane key new` asks it for the rule of names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from swaplane.config.fields import as_text, shown
@@ -28,6 +28,7 @@ _HASH_PREFIX = "sha256:"
 _HASH = re.compile(r"[0-9A-Fa-f]{64}")
 _HASH_OF_NOTHING = hashlib.sha256().digest()
 _EMPTY = "empty api key found in {section}"
+_ENV_REFERENCE = "${env."
 _LONGEST_NAME = 100
 
 
@@ -38,6 +39,21 @@ class Keys:
     keys: tuple[Key, ...]
     waiting: Mapping[str, Allowance]  #: by the key's name
     running: Mapping[str, int]  #: jobs that hold a place at once, by the key's name
+    texts: frozenset[str] = field(repr=False)  #: the keys themselves, but for those that are written as a hash
+
+
+def name_fault(text: str) -> str:
+    """Why a key cannot have this name, or be of this member or tier; empty when it can."""
+    if text == text.strip() and text.isprintable() and len(text) <= _LONGEST_NAME:
+        return ""
+    return f"must be at most {_LONGEST_NAME} signs that can be seen, without spaces around them"
+
+
+def member_fault(text: str) -> str:
+    """Why a key cannot be of this member; empty when it can."""
+    if text == ANONYMOUS:
+        return f"`{ANONYMOUS}` is the member of all who name none; leave `member` out, or choose another name"
+    return name_fault(text)
 
 
 def keys_of(
@@ -54,8 +70,9 @@ def keys_of(
 
     A key of `apiKeys` may do everything, unless an entry of `keys` says otherwise about the same key.
     """
-    simple = _simple_keys(api_keys, problems, warnings)
-    reader = _Reader(rules, ids, owners, problems)
+    hashing = _Hashing(problems, warnings)
+    simple = _simple_keys(api_keys, hashing, problems, warnings)
+    reader = _Reader(rules, ids, owners, hashing, problems, warnings)
     for index, written in enumerate(_listed(keys, "keys", problems)):
         reader.read(index, written)
     reader.add_simple(simple)
@@ -75,7 +92,33 @@ def _listed(written: object, section: str, problems: Problems) -> list[object]:
     return []
 
 
-def _simple_keys(written: object, problems: Problems, warnings: list[str]) -> dict[bytes, Path]:
+class _Hashing:
+    """Hashes keys that are written as they are, and knows them until the file is read."""
+
+    def __init__(self, problems: Problems, warnings: list[str]) -> None:
+        self.texts: set[str] = set()
+        self._problems = problems
+        self._warnings = warnings
+
+    def hashed(self, text: str, path: Path) -> bytes | None:
+        """The hash of a key; None when it cannot be one."""
+        if " " in text:
+            self._problems.add(path, "api key cannot contain spaces")
+            return None
+        if not text.isprintable():
+            sentence = "api key cannot contain line breaks, tabs or other signs that are not seen"
+            self._problems.add(path, sentence)
+            return None
+        if _ENV_REFERENCE in text:
+            self._warnings.append(
+                f"{dotted(path)} holds `{_ENV_REFERENCE}` as it is written, and is a key so: a variable's name has "
+                "letters of ASCII, digits and `_` only, and a `}` behind it"
+            )
+        self.texts.add(text)
+        return hashlib.sha256(text.encode()).digest()
+
+
+def _simple_keys(written: object, hashing: _Hashing, problems: Problems, warnings: list[str]) -> dict[bytes, Path]:
     """Where each key of `apiKeys` stands, by its hash."""
     where: dict[bytes, Path] = {}
     for index, item in enumerate(_listed(written, "apiKeys", problems)):
@@ -85,31 +128,31 @@ def _simple_keys(written: object, problems: Problems, warnings: list[str]) -> di
             problems.add(path, _EMPTY.format(section="apiKeys"))
         elif not isinstance(text, str):
             problems.add(path, f"must be text, not {shown(text)}")
-        elif (digest := _hashed(text, path, problems)) is not None:
+        elif (digest := hashing.hashed(text, path)) is not None:
             if digest in where:
                 warnings.append(f"{dotted(path)} is the same key as {dotted(where[digest])}: one of them can go")
             where.setdefault(digest, path)
     return where
 
 
-def _hashed(text: str, path: Path, problems: Problems) -> bytes | None:
-    if " " in text:
-        problems.add(path, "api key cannot contain spaces")
-    elif not text.isprintable():
-        problems.add(path, "api key cannot contain line breaks, tabs or other signs that are not seen")
-    else:
-        return hashlib.sha256(text.encode()).digest()
-    return None
-
-
 class _Reader:
     """Reads the entries one by one; knows what was there before."""
 
-    def __init__(self, rules: ScoreRules, ids: Collection[str], owners: Mapping[str, str], problems: Problems) -> None:
+    def __init__(
+        self,
+        rules: ScoreRules,
+        ids: Collection[str],
+        owners: Mapping[str, str],
+        hashing: _Hashing,
+        problems: Problems,
+        warnings: list[str],
+    ) -> None:
         self._rules = rules
         self._ids = ids
         self._owners = owners
+        self._hashing = hashing
         self._problems = problems
+        self._warnings = warnings
         self._keys: dict[bytes, Key] = {}
         self._paths: dict[bytes, Path] = {}  #: of the entries, by the hash of their keys
         self._names: dict[str, Path] = {}
@@ -122,6 +165,7 @@ class _Reader:
             keys=tuple(self._keys.values()),
             waiting=MappingProxyType(self._waiting),
             running=MappingProxyType(self._running),
+            texts=frozenset(self._hashing.texts),
         )
 
     def add_simple(self, where: Mapping[bytes, Path]) -> None:
@@ -183,7 +227,7 @@ class _Reader:
                 self._problems.add(where, f"{_EMPTY.format(section='keys')}: this is the hash of an empty text")
                 return None
         else:
-            found = _hashed(text, where, self._problems)
+            found = self._hashing.hashed(text, where)
             if found is None:
                 return None
             digest = found
@@ -195,13 +239,14 @@ class _Reader:
 
     def _name(self, entry: KeyEntry, path: Path) -> str:
         """What the key is called; also checks the member, which is a name too."""
-        for word, text in (("name", entry.name), ("member", entry.member)):
-            if text != text.strip() or not text.isprintable() or len(text) > _LONGEST_NAME:
-                sentence = f"must be at most {_LONGEST_NAME} signs that can be seen, without spaces around them"
-                self._problems.add((*path, word), sentence)
-        if entry.member == ANONYMOUS:
-            sentence = f"`{ANONYMOUS}` is the member of all who name none; leave `member` out, or choose another name"
-            self._problems.add((*path, "member"), sentence)
+        for word, fault in (("name", name_fault(entry.name)), ("member", member_fault(entry.member))):
+            if fault:
+                self._problems.add((*path, word), fault)
+        if not entry.name and not entry.member:
+            self._warnings.append(
+                f"{dotted(path)} has neither `name` nor `member`: it is called by its place in the file, and when that "
+                "changes another key owns its jobs; give it a `name`"
+            )
         named_by = "name" if entry.name else "member"
         where = (*path, named_by) if entry.name or entry.member else path
         return self._unique(entry.name or entry.member or dotted(path), where)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from swaplane.config import later, macros
-from swaplane.config.document import read
+from swaplane.config.document import env_names, read
 from swaplane.config.groups import check_addresses, check_lanes, groups_of
 from swaplane.config.jobs import jobs_of
 from swaplane.config.keys import keys_of
@@ -25,6 +25,7 @@ from swaplane.config.models import ModelReader
 from swaplane.config.problems import ConfigError, Path, Problems, dotted
 from swaplane.config.scheduling import lanes_of, rules_of
 from swaplane.config.schema import DEFAULT_IGNORE_PATHS, PRIVATE, File, GroupEntry, ModelEntry
+from swaplane.config.secret_env import secret_names
 from swaplane.config.settings import Settings
 from swaplane.config.validation import validated
 
@@ -110,6 +111,9 @@ def parse(text: str, *, path: str, environ: Mapping[str, str], previous: Setting
         ignore_paths=ignore_paths,
         jobs=jobs,
         keys=ring.keys,
+        secret_env=secret_names(
+            environ, used=env_names(text), keys=ring.texts, digests=frozenset(key.digest for key in ring.keys)
+        ),
         limits=dataclasses.replace(limits, keys=ring.waiting, running_of_keys=ring.running),
         warnings=tuple(warnings),
     )

@@ -97,6 +97,7 @@ class Settings:
     ignore_paths: tuple[re.Pattern[str], ...]  #: a match anywhere in `/upstream/<model>/<path>` takes no place
     jobs: JobsSettings = JobsSettings()
     keys: tuple[Key, ...] = ()  #: none: everything is allowed to everybody
+    secret_env: frozenset[str] = frozenset()  #: names of our environment's variables that hold keys, or parts of one
     limits: Limits = field(default_factory=Limits)
     warnings: tuple[str, ...]  #: one sentence each: what the file asks for and does not get
     _by_alias: Mapping[str, ModelSettings] = field(init=False, compare=False)
@@ -116,6 +117,13 @@ class Settings:
         """The ids and aliases of all models that are not unlisted."""
         listed = [model for model in self.models.values() if not model.unlisted]
         return [name for model in listed for name in (model.id, *model.aliases)]
+
+    def is_operator(self, key_name: str) -> bool:
+        """Whether the holder of the key of this name may read what tells of commands, addresses and other jobs.
+
+        Without keys everybody may.
+        """
+        return not self.keys or any(key.admin and key.name == key_name for key in self.keys)
 
     def plan(self) -> Plan:
         """What the dispatcher needs to know of it."""

@@ -34,13 +34,13 @@ def bar_of(
     rules: ScoreRules,
     *,
     held: Mapping[Holder, int],
-    tops: Collection[int],
+    tops: Mapping[str, int],
     joinable: Collection[str],
 ) -> Bar:
     """Who is kept out of a lane.
 
-    `held` counts jobs with a place in any lane. `tops` has the highest priority of the jobs of each place of this
-    lane that is taken; `joinable` are the models which hold one and have a free slot.
+    `held` counts jobs with a place in any lane. `tops` has, for each model that holds a place of this lane, the highest
+    priority of its jobs; `joinable` are those of them which have a free slot.
     """
     members: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
@@ -53,20 +53,26 @@ def bar_of(
         ]
         members = frozenset(name for kind, name in full if kind == "member")
         keys = frozenset(name for kind, name in full if kind == "key")
-    below = _reserved_below(lane, rules, tops) if lane.reserve else -inf
-    bar = Bar(members, keys, below, frozenset(joinable) if below > -inf else frozenset())
+    below, overdrawn = _reserved_below(lane, rules, tops.values()) if lane.reserve else (-inf, -inf)
+    joins = {model: overdrawn if tops[model] < overdrawn else -inf for model in joinable} if below > -inf else {}
+    bar = Bar(members, keys, below, joins)
     return OPEN if bar == OPEN else bar
 
 
-def _reserved_below(lane: LanePlan, rules: ScoreRules, tops: Collection[int]) -> float:
-    """Jobs of a priority below this may not take a further place: those that are left are reserved.
+def _reserved_below(lane: LanePlan, rules: ScoreRules, tops: Collection[int]) -> tuple[float, float]:
+    """Jobs of a priority below the first may not take a further place; those below the second hold more than they may.
 
-    A place counts for the most urgent of the jobs that hold it.
+    A place counts for the most urgent of the jobs that hold it. When that one has ended, the others may hold a place
+    too many: then nobody joins them, so that it comes free.
     """
     left = lane.size
+    below, overdrawn = -inf, -inf
     for band in reversed(rules.bands):
         reserved = lane.reserve.get(band.name, 0)
         left -= reserved
-        if reserved and sum(top < band.value for top in tops) >= left:
-            return band.value
-    return -inf
+        held = sum(top < band.value for top in tops)
+        if reserved and held >= left:
+            below = max(below, band.value)
+        if reserved and held > left:
+            overdrawn = max(overdrawn, band.value)
+    return below, overdrawn

@@ -121,7 +121,7 @@ class Board:
         model.idle_since = now
         self._succeed(model, now)
 
-    def _fail_all(self, model: ModelState, outcome: Outcome, detail: str, now: float) -> None:
+    def _fail_all(self, model: ModelState, outcome: Outcome, detail: str, now: float, private: str = "") -> None:
         """End all jobs of a model that do not run yet, in the order of their arrival."""
         granted = model.loading
         for grant in granted:
@@ -130,10 +130,10 @@ class Board:
         for job in waiting:
             self.queue.remove(job.id)
         for job in sorted([*(grant.job for grant in granted), *waiting], key=lambda job: job.seq):
-            self._end(job.id, outcome, detail)
+            self._end(job.id, outcome, detail, private)
 
-    def _end(self, job_id: str, outcome: Outcome, detail: str = "") -> None:
-        self._commands.append(EndJob(job_id=job_id, outcome=outcome, detail=detail))
+    def _end(self, job_id: str, outcome: Outcome, detail: str = "", private: str = "") -> None:
+        self._commands.append(EndJob(job_id=job_id, outcome=outcome, detail=detail, private=private))
 
     def has_budget(self, job: Job) -> bool:
         """Whether what this job uses counts for its member's budget."""

@@ -60,6 +60,7 @@ class EndJob:
     job_id: str
     outcome: Outcome
     detail: str = ""  #: for people: why
+    private: str = ""  #: what follows it for operators alone
     retry_after_s: float | None = None  #: when trying again makes sense; None: nothing can serve it, or nobody knows
 
 

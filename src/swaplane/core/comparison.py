@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter, itemgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from swaplane.core.events import Job
@@ -42,14 +43,14 @@ class Bar(NamedTuple):
     members: frozenset[str] = frozenset()  #: those that have as many jobs running as they may
     keys: frozenset[str] = frozenset()  #: the same of keys, by name
     below: float = -inf  #: priorities below this may not take a further place ...
-    unless: frozenset[str] = frozenset()  #: ... but may join one of these models, which hold one
+    joins: Mapping[str, float] = MappingProxyType({})  #: ... but may join these models, which hold one, from this on
 
     def keeps_out(self, job: Job) -> bool:
         """Whether a job is left out."""
         return (
             job.member in self.members
             or job.key in self.keys
-            or (job.priority < self.below and job.model not in self.unless)
+            or job.priority < min(self.below, self.joins.get(job.model, inf))
         )
 
 
@@ -117,7 +118,7 @@ class Candidacy(ABC):
     def _is_touched_by(self, bar: Bar) -> bool:
         """Whether other jobs of this may be kept out by that bar than by the last one."""
         old = self._bar
-        if (bar.below, bar.unless) != (old.below, old.unless):
+        if (bar.below, bar.joins) != (old.below, old.joins):
             return True
         members, keys = bar.members ^ old.members, bar.keys ^ old.keys
         return any(member in members or key in keys for member, key in self.callers())

@@ -43,8 +43,6 @@ class Deadlines:
         """Take out and give the jobs whose deadline has come, earliest first."""
         while self._heap and self._heap[0][0] <= now:
             at, job_id = heappop(self._heap)
-            while self._heap and self._heap[0] == (at, job_id):  # entered twice: its priority has changed
-                heappop(self._heap)
             if deadline(job_id) == at:
                 yield job_id
 

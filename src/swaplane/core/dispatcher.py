@@ -74,7 +74,8 @@ class Dispatcher(Gatekeeper):
                 self._job_ended(event, now)
             case PriorityChanged():
                 if event.job_id in self.queue:
-                    self._change_priority(event.job_id, event.priority, PriorityCause.REQUESTED, "changed by request")
+                    cause, reason = PriorityCause.REQUESTED, "changed by request"
+                    self._change_priority(event.job_id, event.priority, cause, reason, now)
             case ModelReady():
                 self._model_ready(event, now)
             case ModelStartFailed():
@@ -119,7 +120,8 @@ class Dispatcher(Gatekeeper):
             return
         self.queue.add(job, self.models[job.model].plan.lane)
         self._deadlines.add(job.id, self.leaves_at(job))
-        self._keep_to_budget(job, now)
+        if self.has_budget(job):
+            self._keep_to_budget(job.member, now)
 
     def _jobs_restored(self, event: JobsRestored, now: float) -> None:
         for job in sorted(event.jobs, key=BY_SUBMIT):
@@ -149,11 +151,8 @@ class Dispatcher(Gatekeeper):
             model = self.models[grant.job.model]
             model.run_s = _smoothed(model.run_s, now - grant.sent_at)
         self._release(grant, now, ran=event.outcome.ran)
-        member = grant.job.member
-        waits = self.queue.tally.of_member(member) > 0
-        if waits and self.has_budget(grant.job) and self.left_of_budget_s(member, now) == 0:
-            for job in self.queue.jobs(member=member):
-                self._keep_to_budget(job, now)
+        if self.has_budget(grant.job):
+            self._keep_to_budget(grant.job.member, now)
 
     # What happened to a model's server.
 
@@ -172,10 +171,10 @@ class Dispatcher(Gatekeeper):
             return
         if model.phase is ModelPhase.STARTING:
             model.failed_starts += 1
-            model.last_failure = event.message
+            model.last_failure, model.last_failure_private = event.message, event.private
             model.retry_at = now + BACKOFF_S[min(model.failed_starts, len(BACKOFF_S)) - 1]
             # All who wait for it fail at once: trying again for each would starve the other models.
-            self._fail_all(model, Outcome.START_FAILED, event.message, now)
+            self._fail_all(model, Outcome.START_FAILED, event.message, now, event.private)
         self._model_gone(event.model, now)
 
     def _model_gone(self, model_id: str, now: float) -> None:
@@ -244,10 +243,15 @@ class Dispatcher(Gatekeeper):
     # Settling a lane.
 
     def _settle_all(self, now: float) -> None:
-        for lane in list(self.lanes.values()):
-            self._settle(lane, now)
+        lanes = list(self.lanes.values())
+        limits = self.limits
+        # Where places in all lanes count for a member, one given here may keep out a job that others wait behind there.
+        again = len(lanes) > 1 and (limits.max_running is not None or bool(limits.running_of_keys))
+        while sum(self._settle(lane, now) for lane in lanes) and again:
+            pass
 
-    def _settle(self, lane: LaneState, now: float) -> None:
+    def _settle(self, lane: LaneState, now: float) -> bool:
+        """See the three steps above; whether a place was given."""
         for model in self._of_lane(lane):  # (a)
             if not model.grants and model.phase in (ModelPhase.STARTING, ModelPhase.READY):
                 expires_at = self._expires_at(model)
@@ -258,8 +262,11 @@ class Dispatcher(Gatekeeper):
                 elif expires_at is not None and now >= expires_at:
                     self._stop(model, StopCause.TTL)
         self._serve_grants(lane, now)  # (b)
+        given = False
         while self._grant_best(lane, now):  # (c)
             self._serve_grants(lane, now)
+            given = True
+        return given
 
     def _grant_best(self, lane: LaneState, now: float) -> bool:
         """Give the lane's best job a place if it fits; whether it did.
@@ -276,7 +283,10 @@ class Dispatcher(Gatekeeper):
         full = len(holders) >= lane.plan.size
         if lane.paused or self.shutting_down or (full and not any(model.takes_more for model in holders)):  # (1)
             return False
-        pick = self.queue.pick(lane.plan.name, now=now, resident=lane.resident, bar=self._bar(lane, holders))
+        bar = self._bar(lane, holders)
+        pick = self.queue.pick(lane.plan.name, now=now, resident=lane.resident, bar=bar)
+        while pick is not None and self.has_budget(pick.winner) and self._keep_to_budget(pick.winner.member, now):
+            pick = self.queue.pick(lane.plan.name, now=now, resident=lane.resident, bar=bar)
         if pick is None:
             return False
         model = self.models[pick.winner.model]

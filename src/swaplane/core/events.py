@@ -24,6 +24,7 @@ class Job:
     key: str = ""  #: name of the API key it came with; empty when it came without one
     bytes: int = 0  #: of its request's body
     max_wait_s: float | None = None  #: the longest it wants to wait, since submit; None: as long as its band may
+    in_band_since: float | None = None  #: when its priority was moved into its band; None: it came with it
     ran_before: bool = False  #: it was sent to its model once already, and is run again however long that takes
 
 
@@ -100,7 +101,8 @@ class ModelStartFailed:
 
     model: str
     fault: StartFault
-    message: str  #: one sentence for people, then the last lines of the server's output
+    message: str  #: one sentence for everybody
+    private: str = ""  #: its continuation for operators alone: command and address, and the last lines of output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Why a job waits, who goes before it, and who used the GPU. Reads the dispatcher; changes nothing.
 
 The order of a waiting line is `forecast`'s, so a position may also grow. Whoever is shown a reason may not be
-allowed to know of everybody's jobs: `sees` says which may be named.
+allowed to know of everybody's jobs, or of all models: `Sight` says which may be named.
 """
 
 from __future__ import annotations
@@ -17,12 +17,20 @@ from swaplane.core.forecast import Expected, forecast, lane_grants
 from swaplane.core.score import Score
 from swaplane.core.state import Grant, LaneState, ModelPhase
 
-Sees = Callable[[Job], bool]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What may be named to whoever is shown something."""
+
+    job: Callable[[Job], bool] = lambda _: True  #: whether a job may, and with it whose it is
+    model: Callable[[str], bool] = lambda _: True  #: whether the model of an id may; that of a job that may always may
+
+    def model_of(self, job: Job) -> bool:
+        """Whether the model of this job may be named."""
+        return self.model(job.model) or self.job(job)
 
 
-def everything(_: Job) -> bool:
-    """Every job may be named."""
-    return True
+EVERYTHING = Sight()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +63,9 @@ class LaneView:
     waiting_total: int
 
 
-def lane_view(dispatcher: Dispatcher, lane: LaneState, now: float, *, limit: int, sees: Sees = everything) -> LaneView:
+def lane_view(
+    dispatcher: Dispatcher, lane: LaneState, now: float, *, limit: int, sight: Sight = EVERYTHING
+) -> LaneView:
     """The lane at `now`, with the first `limit` waiting jobs."""
     name = lane.plan.name
     total = dispatcher.queue.count(name)
@@ -67,14 +77,14 @@ def lane_view(dispatcher: Dispatcher, lane: LaneState, now: float, *, limit: int
         band = dispatcher.rules.band_of(job.priority).name
         own = owns.setdefault((job.member, band), job)
         place = _Place(expected=expected, ahead=dict(ahead), own_ahead=own if own is not job else None)
-        waiting.append(_waiting_view(dispatcher, lane, job, now, place, sees))
+        waiting.append(_waiting_view(dispatcher, lane, job, now, place, sight))
         ahead[band] += 1
     return LaneView(
         name=name,
         size=lane.plan.size,
         paused=lane.paused,
         resident=tuple(sorted(lane.resident)),
-        running=tuple(_granted_view(dispatcher, grant, now) for grant in lane_grants(dispatcher, lane)),
+        running=tuple(_granted_view(dispatcher, grant, now, sight) for grant in lane_grants(dispatcher, lane)),
         waiting=tuple(waiting),
         waiting_total=total,
     )
@@ -93,26 +103,28 @@ class _Place:
         return sum(self.ahead.values()) + 1
 
 
-def job_view(dispatcher: Dispatcher, job_id: str, now: float, *, limit: int, sees: Sees = everything) -> JobView | None:
+def job_view(
+    dispatcher: Dispatcher, job_id: str, now: float, *, limit: int, sight: Sight = EVERYTHING
+) -> JobView | None:
     """One job that waits or holds a place; None when it does neither. Its position is counted up to `limit`."""
     grant = dispatcher.grant(job_id)
     if grant is not None:
-        return _granted_view(dispatcher, grant, now)
+        return _granted_view(dispatcher, grant, now, sight)
     if job_id not in dispatcher.queue:
         return None
     lane = dispatcher.lanes[dispatcher.queue.lane_of(job_id)]
-    for view in lane_view(dispatcher, lane, now, limit=limit, sees=sees).waiting:
+    for view in lane_view(dispatcher, lane, now, limit=limit, sight=sight).waiting:
         if view.job.id == job_id:
             return view
-    return _waiting_view(dispatcher, lane, dispatcher.queue.job(job_id), now, None, sees)
+    return _waiting_view(dispatcher, lane, dispatcher.queue.job(job_id), now, None, sight)
 
 
-def _granted_view(dispatcher: Dispatcher, grant: Grant, now: float) -> JobView:
+def _granted_view(dispatcher: Dispatcher, grant: Grant, now: float, sight: Sight) -> JobView:
     until = now if grant.sent_at is None else grant.sent_at
     reason = (
         f"running for {now - grant.sent_at:.1f} s"
         if grant.sent_at is not None
-        else f"{grant.job.model} is {_loading_phase(dispatcher, grant)} for it"
+        else f"{_its_model(grant.job, sight)} is {_loading_phase(dispatcher, grant)} for it"
     )
     return JobView(
         job=grant.job,
@@ -128,13 +140,17 @@ def _granted_view(dispatcher: Dispatcher, grant: Grant, now: float) -> JobView:
     )
 
 
+def _its_model(job: Job, sight: Sight) -> str:
+    return job.model if sight.model_of(job) else "its model"
+
+
 def _loading_phase(dispatcher: Dispatcher, grant: Grant) -> str:
     phase = dispatcher.models[grant.job.model].phase
     return "loading" if phase is ModelPhase.STARTING else "waiting for other models to leave, then loading"
 
 
 def _waiting_view(
-    dispatcher: Dispatcher, lane: LaneState, job: Job, now: float, place: _Place | None, sees: Sees
+    dispatcher: Dispatcher, lane: LaneState, job: Job, now: float, place: _Place | None, sight: Sight
 ) -> JobView:
     clock = dispatcher.queue.clock(job, lane.plan.name).starts_at(job.submitted_at, now, dispatcher.rules)
     return JobView(
@@ -147,50 +163,56 @@ def _waiting_view(
         aging_s=now - clock,
         ahead=None if place is None else place.ahead,
         expected_wait_s=place.expected.at - now if place is not None and place.expected.known else None,
-        reason=_waiting_reason(dispatcher, lane, job, place, sees),
+        reason=_waiting_reason(dispatcher, lane, job, place, sight),
     )
 
 
-def _waiting_reason(dispatcher: Dispatcher, lane: LaneState, job: Job, place: _Place | None, sees: Sees) -> str:
+def _waiting_reason(dispatcher: Dispatcher, lane: LaneState, job: Job, place: _Place | None, sight: Sight) -> str:
     if lane.paused:
         return f"lane {lane.plan.name} is paused"
     if lane.bar.keeps_out(job):
         if job.member in lane.bar.members:
-            member = job.member if sees(job) else "its member"
+            member = job.member if sight.job(job) else "its member"
             return f"until a job of {member} ends: it has as many running as it may"
         if job.key in lane.bar.keys:
-            key = f"key {job.key}" if sees(job) else "its key"
+            key = f"key {job.key}" if sight.job(job) else "its key"
             return f"until a job of {key} ends: it has as many running as it may"
         return "the place that is left is reserved for a higher band"
     if place is None:
         return "far back in the line"
     if place.own_ahead is not None:
-        named = sees(job) and sees(place.own_ahead)
+        named = sight.job(job) and sight.job(place.own_ahead)
         return f"behind your own {place.own_ahead.id}" if named else "behind another job of the same member"
     others = place.position - 1
     if others:
         return f"behind {others} other{'s' if others > 1 else ''}"
-    return f"next, when {_what_it_waits_for(dispatcher, lane, job, sees)}"
+    return f"next, when {_what_it_waits_for(dispatcher, lane, job, sight)}"
 
 
-def _what_it_waits_for(dispatcher: Dispatcher, lane: LaneState, job: Job, sees: Sees) -> str:
+def _what_it_waits_for(dispatcher: Dispatcher, lane: LaneState, job: Job, sight: Sight) -> str:
     """What keeps the first in line from its place, in the order in which `Dispatcher._grant_best` looks at it."""
     model = dispatcher.models[job.model]
     if model.loading and len(model.grants) < model.plan.slots:
-        return f"{job.model} is ready"
+        return f"{_its_model(job, sight)} is ready"
     holders = [each for each in dispatcher.models.values() if each.plan.lane == lane.plan.name and each.grants]
     names = [each.plan.id for each in holders]
     leaving = [] if model.grants else dispatcher.residency.must_leave(job.model, names)
     blockers = [model] if model.grants else [each for each in holders if each.plan.id in leaving] or holders
-    swap = "" if model.phase in (ModelPhase.READY, ModelPhase.STARTING) else f", then {job.model} loads"
+    swap = "" if model.phase in (ModelPhase.READY, ModelPhase.STARTING) else f", then {_its_model(job, sight)} loads"
     grants = [grant for each in blockers for grant in each.grants.values()]
     if len(grants) == 1:
         doing = "runs" if grants[0].running else "loads"
         holder = grants[0].job
-        who = f"{holder.id} of {holder.member}" if sees(holder) else "somebody else's job"
-        return f"{who} ends ({holder.model} {doing}){swap}"
-    ids = " and ".join(each.plan.id for each in blockers)
+        who = f"{holder.id} of {holder.member}" if sight.job(holder) else "somebody else's job"
+        which = holder.model if sight.model_of(holder) else "another model"
+        return f"{who} ends ({which} {doing}){swap}"
+    ids = " and ".join(dict.fromkeys(_named(each.plan.id, job, sight) for each in blockers))
     return f"all jobs of {ids} end{swap}" if leaving else f"a job of {ids} ends{swap}"
+
+
+def _named(model: str, job: Job, sight: Sight) -> str:
+    """A model that keeps this job waiting."""
+    return model if sight.model(model) or (model == job.model and sight.job(job)) else "another model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from swaplane.core.comparison import OPEN, Bar, Candidacy, Line, Ranks, Standing
 from swaplane.core.events import Job
 from swaplane.core.score import ScoreRules
 from swaplane.core.state import Grant, LaneState
-from swaplane.core.turns import rest_s, turn_key
+from swaplane.core.turns import rest_until, turn_key
 
 #: Assumed run and load seconds of a model that has not run or loaded yet.
 UNKNOWN_RUN_S = 1.0
@@ -38,11 +38,15 @@ class Expected:
 class _Imagined(Candidacy):
     """A standing whose jobs can be taken without taking them from the queue; copied when the first one is."""
 
-    def __init__(self, standing: Standing, lane: LaneState, share: float) -> None:
+    def __init__(
+        self, standing: Standing, lane: LaneState, *, band: str, share: float, longest_s: dict[str, float]
+    ) -> None:
         super().__init__(standing.clock.idle_copy())
         self._standing = standing
         self._lane = lane
+        self._band = band
         self._share = share
+        self._longest_s = longest_s  # the longest rest by band, the same for all
         self._lines: dict[str, dict[Line, tuple[Job, Iterator[Job]]]] | None = None
         self.current: Ranks | None = None  #: its part in the comparison that is under way
 
@@ -62,11 +66,14 @@ class _Imagined(Candidacy):
         if job is not None and self._lines is not None:
             self._lines.setdefault(job.model, {})[line_of(job)] = (job, line)
 
-    def ended(self, now: float, service_s: float, rules: ScoreRules) -> None:
-        """One of its jobs that had a place ends."""
+    def ended(self, now: float, service_s: float, rules: ScoreRules, *, clock: float) -> None:
+        """One of its jobs that had a place ends; `clock` is the moment from which it aged when it was given that."""
         self.clock.stopped()
         if rules.fairness == "gpu_time":
-            self.clock.rests(now, rest_s=rest_s(service_s, self._share, rules), waited_s=0.0)
+            band_s = self._longest_s.get(self._band, 0.0)
+            until, its_s = rest_until(self.clock, now, service_s, self._share, rules, clock=clock, longest_s=band_s)
+            self.clock.rests(until, rest_s=its_s)
+            self._longest_s[self._band] = max(band_s, its_s)
         else:
             self.clock.had_turn(now)
 
@@ -100,6 +107,7 @@ class _Run:
     """A job that holds a place."""
 
     job: Job
+    clock: float  # from which it aged when it was given that
     here: bool  # in the lane that is looked at
     whose: _Imagined | None  # None when its (member, band) has no other job waiting
 
@@ -131,15 +139,21 @@ class _Scene:
                 standing.clock.started()
             if here and grant.sent_at is None:
                 self._loads(grant.job.model, max(now, grant.granted_at + load_s(board, grant.job.model)))
-            self._hold(_Run(job=grant.job, here=here, whose=standing), _expected_end(board, grant, now))
+            self._hold(
+                _Run(job=grant.job, clock=grant.clock, here=here, whose=standing), _expected_end(board, grant, now)
+            )
 
     def _imagine(self) -> dict[tuple[str, str], _Imagined]:
         queue, name = self._board.queue, self._lane.plan.name
         shares = queue.shares(name) if self._board.rules.fairness == "gpu_time" else {}
         found = {}
+        longest_s: dict[str, float] = {}
         for standing in queue.standings(name):
             key = self._clock_key(next(iter(standing.heads())))
-            found[key] = _Imagined(standing, self._lane, shares.get((name, *key), 1.0))
+            _, band = key
+            longest_s[band] = max(longest_s.get(band, 0.0), standing.clock.rest_s)
+            share = shares.get((name, *key), 1.0)
+            found[key] = _Imagined(standing, self._lane, band=band, share=share, longest_s=longest_s)
         return found
 
     def _clock_key(self, job: Job) -> tuple[str, str]:
@@ -192,7 +206,7 @@ class _Scene:
                 self._board.limits,
                 self._board.rules,
                 held=self._held,
-                tops=[max(job.priority for job in jobs.values()) for jobs in self._running.values()],
+                tops={model: max(job.priority for job in jobs.values()) for model, jobs in self._running.items()},
                 joinable=[model for model in self._running if self._takes_more(model)],
             )
             if bar != self._bar:
@@ -237,7 +251,8 @@ class _Scene:
         self._stale[whose] = None
         if not whose:
             del self.standings[whose]
-        self._hold(_Run(job=job, here=True, whose=whose), sent_at + run_s(self._board, job.model))
+        run = _Run(job=job, clock=-found.full[1], here=True, whose=whose)
+        self._hold(run, sent_at + run_s(self._board, job.model))
 
     def go_on(self) -> None:
         """Let time pass until something changes. Something is on its way: when nothing runs, any job fits."""
@@ -253,7 +268,7 @@ class _Scene:
                 del self._running[model]
             if run.whose is not None:
                 service_s = run_s(self._board, model) / self._slots(model)
-                run.whose.ended(self.at, service_s, self._board.rules)
+                run.whose.ended(self.at, service_s, self._board.rules, clock=run.clock)
                 self._stale[run.whose] = None
 
 
@@ -280,10 +295,14 @@ def lane_grants(board: Board, lane: LaneState) -> list[Grant]:
 
 
 def _expected_end(board: Board, grant: Grant, now: float) -> float:
-    """When a job that holds a place ends if it takes as long as its model's jobs do; not before `now`."""
+    """When a job that holds a place ends if it takes as long as its model's jobs do.
+
+    One that has taken longer already is expected to go on for as long as it is late, or all would come again each
+    second until it is over.
+    """
     model = grant.job.model
     sent_at = grant.granted_at + load_s(board, model) if grant.sent_at is None else grant.sent_at
-    return max(now, sent_at + run_s(board, model))
+    return now + abs(sent_at + run_s(board, model) - now)
 
 
 def run_s(board: Board, model: str) -> float:

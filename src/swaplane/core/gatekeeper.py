@@ -7,6 +7,8 @@ built upon it.
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from math import inf
 
@@ -19,8 +21,8 @@ from swaplane.core.events import Job
 from swaplane.core.forecast import Expected, forecast
 from swaplane.core.outcomes import Outcome
 from swaplane.core.plan import Plan
-from swaplane.core.state import LaneState, ModelState
-from swaplane.core.tally import Scope, scopes_of
+from swaplane.core.state import LaneState, ModelPhase, ModelState
+from swaplane.core.tally import Full, Scope, scopes_of
 
 _OUTLOOK_S = 1.0  # how long a forecast serves those who are refused
 _LOOKED_AHEAD = 20  # jobs of the forecast that a refused client's time to try again is taken from
@@ -33,11 +35,12 @@ class Gatekeeper(Board):
         super().__init__(plan)
         self._deadlines = Deadlines()
         self._outlooks: dict[str, tuple[float, list[Expected]]] = {}  # by lane: when it was worked out
+        self._refused: Counter[Scope] = Counter()  # since the last of them was
 
     # On arrival.
 
     def refusal(self, job: Job, now: float) -> EndJob | None:
-        """How this job would be refused if it arrived now; None: it would be taken. Changes nothing."""
+        """How this job would be refused if it arrived now; None: it would be taken. Changes nothing else."""
         model = self.models.get(job.model)
         if self.shutting_down:
             return EndJob(job_id=job.id, outcome=Outcome.REFUSED_STOPPING, detail="the gateway is shutting down")
@@ -51,6 +54,7 @@ class Gatekeeper(Board):
                 outcome=Outcome.REFUSED_BACKOFF,
                 detail=f"model {job.model} failed to start {model.failed_starts} times in a row "
                 f"and is left alone for a while; the last time: {model.last_failure}",
+                private=model.last_failure_private,
                 retry_after_s=model.retry_at - now,
             )
         band = self.rules.band_of(self._affordable(job, now)).name
@@ -58,7 +62,7 @@ class Gatekeeper(Board):
         if full is None:
             return None
         lane = self.lanes[model.plan.lane]
-        retry_after_s = None if lane.paused else self._place_frees_s(full.scope, now)
+        retry_after_s = None if lane.paused else self._place_frees_s(full, now)
         return EndJob(
             job_id=job.id,
             outcome=Outcome.REFUSED_FULL,
@@ -66,36 +70,46 @@ class Gatekeeper(Board):
             retry_after_s=retry_after_s,
         )
 
-    def _place_frees_s(self, scope: Scope, now: float) -> float | None:
-        """When a job that used up an allowance is expected to leave the queue, in seconds; None: nothing moves.
+    def _place_frees_s(self, full: Full, now: float) -> float | None:
+        """When there is room for a refused job, in seconds; None: nothing moves.
+
+        Those who are refused at about the same time are told one moment after the other: there is not room for all.
+        """
+        leaving_s = self._leaving_s(full.scope, now)
+        if not leaving_s:  # they may have come since the line was looked at
+            self._outlooks.clear()
+            leaving_s = self._leaving_s(full.scope, now)
+        if not leaving_s:
+            return None
+        wanted = full.leave + self._refused[full.scope]
+        self._refused[full.scope] += 1
+        if wanted <= len(leaving_s):
+            return leaving_s[wanted - 1]
+        return leaving_s[-1] * wanted / len(leaving_s)  # further than the forecast looks, at the same pace
+
+    def _leaving_s(self, scope: Scope, now: float) -> list[float]:
+        """When the jobs that use up an allowance are expected to leave the queue, as far as is looked, in seconds.
 
         They may wait in any lane. Where none of them is among the first, it takes longer than those do.
         """
-        frees_s = self._frees_s(scope, now)
-        if frees_s is None:  # they may have come since the line was looked at
-            self._outlooks.clear()
-            frees_s = self._frees_s(scope, now)
-        return frees_s
-
-    def _frees_s(self, scope: Scope, now: float) -> float | None:
-        first_s, longer_s = [], []
+        found, longer_s = [], []
         for lane in self.lanes.values():
             if lane.paused:
                 continue
             expected = self._outlook(lane, now)
-            its_s = (max(0.0, each.at - now) for each in expected if self._counts_for(scope, each.job))
-            if (soonest_s := next(its_s, None)) is not None:
-                first_s.append(soonest_s)
-            elif len(expected) == _LOOKED_AHEAD:
+            its_s = [max(0.0, each.at - now) for each in expected if self._counts_for(scope, each.job)]
+            found += its_s
+            if not its_s and len(expected) == _LOOKED_AHEAD:
                 longer_s.append(max(0.0, expected[-1].at - now))
-        return min(first_s or longer_s, default=None)
+        return sorted(found) or [min(longer_s)] if found or longer_s else []
 
     def _outlook(self, lane: LaneState, now: float) -> list[Expected]:
         """The first of a lane's line, as they were expected a moment ago: a refusal has to cost little."""
         made_at, expected = self._outlooks.get(lane.plan.name, (-inf, []))
-        if now >= made_at + _OUTLOOK_S:
+        if now >= made_at + _OUTLOOK_S or not expected:
             expected = list(islice(forecast(self, lane, now), _LOOKED_AHEAD))
             self._outlooks[lane.plan.name] = (now, expected)
+            self._refused.clear()
         return expected
 
     def _counts_for(self, scope: Scope, job: Job) -> bool:
@@ -128,17 +142,24 @@ class Gatekeeper(Board):
         floor = self.rules.value_of(budget.band)
         return self.rules.band_of(floor - 1).value + self.rules.split(job.priority)[1]
 
-    def _keep_to_budget(self, job: Job, now: float) -> None:
-        """Lower a waiting job whose member's budget is used up."""
+    def _keep_to_budget(self, member: str, now: float) -> bool:
+        """Lower a member's waiting jobs if its budget is used up; whether there were any to lower."""
         budget = self.limits.budget
-        priority = self._affordable(job, now)
-        if budget is not None and priority != job.priority:
-            minutes = f"{budget.gpu_s / 60:g} GPU minutes an hour"
+        if budget is None or not self.queue.tally.of_member(member) or self.left_of_budget_s(member, now) != 0:
+            return False
+        minutes = f"{budget.gpu_s / 60:g} GPU minutes an hour"
+        dear = [job for job in self.queue.jobs(member=member) if self.has_budget(job)]
+        for job in dear:
+            priority = self._affordable(job, now)
             reason = f"lowered from {job.priority} to {priority}: the member has used its {minutes} at {budget.band}"
-            self._change_priority(job.id, priority, PriorityCause.OVER_BUDGET, reason)
+            self._change_priority(job.id, priority, PriorityCause.OVER_BUDGET, reason, now)
+        return bool(dear)
 
-    def _change_priority(self, job_id: str, priority: int, cause: PriorityCause, reason: str) -> None:
-        self.queue.change_priority(job_id, priority)
+    def _change_priority(self, job_id: str, priority: int, cause: PriorityCause, reason: str, now: float) -> None:
+        job = self.queue.job(job_id)
+        moved = self.rules.band_of(priority) != self.rules.band_of(job.priority)
+        since = now if moved else job.in_band_since
+        self.queue.change(replace(job, priority=priority, in_band_since=since))
         self._deadlines.add(job_id, self.leaves_at(self.queue.job(job_id)))
         self._commands.append(TellPriority(job_id=job_id, priority=priority, cause=cause, reason=reason))
 
@@ -151,9 +172,19 @@ class Gatekeeper(Board):
         """
         if job.ran_before:
             return None
-        band_s = self.limits.max_wait_s.get(self.rules.band_of(job.priority).name)
-        waits_s = [wait_s for wait_s in (job.max_wait_s, band_s) if wait_s is not None]
-        return job.submitted_at + min(waits_s) if waits_s else None
+        return min((until for until, _ in self._may_wait(job)), default=None)
+
+    def _may_wait(self, job: Job) -> list[tuple[float, str]]:
+        """(until when, by which limit) a job may wait."""
+        band = self.rules.band_of(job.priority).name
+        found = []
+        if job.max_wait_s is not None:
+            wish = f"X-LlamaSwap-Max-Wait allows {job.max_wait_s:g} s"
+            found.append((job.submitted_at + job.max_wait_s, wish))
+        if (band_s := self.limits.max_wait_s.get(band)) is not None:
+            since = job.submitted_at if job.in_band_since is None else job.in_band_since
+            found.append((since + band_s, f"max_wait allows {band_s:g} s in band {band}"))
+        return found
 
     def _deadline(self, job_id: str) -> float | None:
         """When a job ends that was not sent to its model; None for one that was, is gone, or may wait for ever."""
@@ -176,14 +207,20 @@ class Gatekeeper(Board):
                 self.queue.remove(job_id)
             else:
                 self._release(grant, now, ran=False)
+            model = self.models[job.model]
             doing = "for its turn" if grant is None else f"for {job.model} to load"
+            retry_after_s = again_s[name]
+            if grant is None and retry_after_s == 0 and model.phase is not ModelPhase.READY:
+                # Nobody is in its way: coming again would change nothing.
+                doing, retry_after_s = f"and {job.model}, which is not loaded, is not loaded for that", None
+            limit = min(self._may_wait(job))[1]
             self._commands.append(
                 EndJob(
                     job_id=job_id,
                     outcome=Outcome.WAITED_TOO_LONG,
-                    detail=f"it has waited {now - job.submitted_at:.0f} s, the longest it may, now {doing}"
+                    detail=f"it has waited {now - job.submitted_at:.1f} s {doing}: {limit}"
                     + (f"; lane {name} is paused" if self.lanes[name].paused else ""),
-                    retry_after_s=again_s[name],
+                    retry_after_s=retry_after_s,
                 )
             )
         return bool(overdue)
@@ -215,7 +252,7 @@ class Gatekeeper(Board):
             self.limits,
             self.rules,
             held=self._held_by,
-            tops=[max(grant.job.priority for grant in model.grants.values()) for model in holders],
+            tops={model.plan.id: max(each.job.priority for each in model.grants.values()) for model in holders},
             joinable=[model.plan.id for model in holders if model.takes_more],
         )
         if bar != lane.bar:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 
 from swaplane.core.comparison import BY_SUBMIT, OPEN, Bar, Pick, Standing, pick
 from swaplane.core.events import Job, Turn
@@ -79,10 +78,11 @@ class Queue:
         self._clocks.ended((lane, *key), now, service_s=service_s, clock=clock)
         self._let_go(lane, key)
 
-    def change_priority(self, job_id: str, priority: int) -> None:
-        """Move a job into another line; it has waited there as long. Raises KeyError when it does not wait."""
-        lane = self.lane_of(job_id)
-        self.add(replace(self.remove(job_id), priority=priority), lane)
+    def change(self, job: Job) -> None:
+        """Put a job in place of the one of the same id, which has waited as long. Raises KeyError when none waits."""
+        lane = self.lane_of(job.id)
+        self.remove(job.id)
+        self.add(job, lane)
 
     def waits_for(self, model: str) -> bool:
         """Whether any job for this model waits."""

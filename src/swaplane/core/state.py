@@ -54,7 +54,8 @@ class ModelState:
     idle_since: float = 0.0  #: end of the last job, or ready
     failed_starts: int = 0  #: in a row
     retry_at: float = 0.0  #: before this no start is tried
-    last_failure: str = ""
+    last_failure: str = ""  #: why the last start failed that did
+    last_failure_private: str = ""  #: what follows it for operators alone
     load_s: float | None = None  #: measured, smoothed
     run_s: float | None = None  #: measured, smoothed
 

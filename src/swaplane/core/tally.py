@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import ceil
 from typing import Literal, NamedTuple
 
 from swaplane.core.events import Job
@@ -26,6 +27,7 @@ class Full(NamedTuple):
     """The allowance that a job found used up."""
 
     scope: Scope
+    leave: int  #: how many of the jobs in it have to leave before there is room; of bytes, if all are equally long
     words: str  #: for people: whose it is and how much it is
 
 
@@ -74,10 +76,12 @@ class Tally:
             jobs, whose = self._jobs[scope], _whose(scope)
             if allowed.jobs is not None and jobs >= allowed.jobs:
                 held = f"1 job{whose} waits" if jobs == 1 else f"{jobs} jobs{whose} wait"
-                return Full(scope, f"{held} already, which is the most that may")
+                return Full(scope, jobs - allowed.jobs + 1, f"{held} already, and at most {allowed.jobs} may")
             if allowed.bytes is not None and jobs and self._bytes[scope] + job.bytes > allowed.bytes:
+                excess = self._bytes[scope] + job.bytes - allowed.bytes
+                leave = min(ceil(excess * jobs / self._bytes[scope]), jobs) if self._bytes[scope] else jobs
                 held = f"{self._bytes[scope]} bytes{whose} wait already"
-                return Full(scope, f"{held}, and with these {job.bytes} more than the {allowed.bytes} that may")
+                return Full(scope, leave, f"{held}, and with these {job.bytes} more than the {allowed.bytes} that may")
         return None
 
 
@@ -95,8 +99,7 @@ def _allowance(scope: Scope, limits: Limits) -> Allowance | None:
             return limits.bands.get(scope.name)
         case "member":
             return limits.member
-        case "key":
-            return limits.keys.get(scope.name)
+    return limits.keys.get(scope.name)
 
 
 def _whose(scope: Scope) -> str:

@@ -66,10 +66,10 @@ class TurnClock:
             self._turns_left += self._turns
             self.since = now
 
-    def rests(self, now: float, *, rest_s: float, waited_s: float) -> None:
-        """A job that was sent to its model has ended: age only after a rest, of which `waited_s` are over already."""
+    def rests(self, until: float, *, rest_s: float) -> None:
+        """A job that was sent to its model has ended: age only after a rest, which is over at `until`, seconds."""
         self.rest_s = rest_s
-        self.since = now + rest_s - waited_s
+        self.since = until
 
     def starts_at(self, submitted_at: float, now: float, rules: ScoreRules) -> float:
         """The moment (seconds) from which a job submitted at `submitted_at` ages in the comparison."""
@@ -127,12 +127,10 @@ class TurnClocks:
         if service_s is None:
             return
         if self._rules.fairness == "gpu_time":
-            others_s = rest_s(service_s, self.shares(key[0])[key], self._rules)
-            # All but its GPU time counts as waiting: but for the limit, the clock moves from where it stood by
-            # service x (all weights / own weight).
-            waited_s = max(now - service_s - clock, 0.0)
-            longest_s = max(others_s, *(each.rest_s for each in self._beside(key)))
-            own.rests(now, rest_s=others_s, waited_s=min(waited_s, longest_s))
+            share = self.shares(key[0])[key]
+            longest_s = max(each.rest_s for each in self._beside(key))
+            until, its_s = rest_until(own, now, service_s, share, self._rules, clock=clock, longest_s=longest_s)
+            own.rests(until, rest_s=its_s)
         else:
             own.had_turn(now)
 
@@ -177,9 +175,27 @@ class TurnClocks:
         return clocks
 
 
-def rest_s(service_s: float, share: float, rules: ScoreRules) -> float:
-    """How long a clock rests after `service_s` seconds of GPU time, for the others to catch up: `gpu_time` only."""
-    return min(service_s * (share - 1), LONGEST_REST_POINTS * rules.aging_divisor_s)
+def rest_until(
+    clock_of: TurnClock,
+    now: float,
+    service_s: float,
+    share: float,
+    rules: ScoreRules,
+    *,
+    clock: float,
+    longest_s: float,
+) -> tuple[float, float]:
+    """Until when a clock rests after a job that had `service_s` seconds of GPU time, and how long that is, seconds.
+
+    `share` are the weights of all who wait or run beside it and itself, in units of its own: 2 for one of two. The
+    clock moves on by `service_s x share` from where it stood, which is `clock` or what a job of the same member that
+    ran beside this one has left. Of what it has waited, `longest_s` counts at most.
+    """
+    longest_rest_s = LONGEST_REST_POINTS * rules.aging_divisor_s
+    its_s = min(service_s * (share - 1), longest_rest_s)
+    stood_at = clock if clock_of.since is None else max(clock, clock_of.since)
+    earliest = now + its_s - max(longest_s, its_s)
+    return min(max(stood_at + service_s * share, earliest), now + longest_rest_s), its_s
 
 
 def turn_key(member: str, band: str, rules: ScoreRules) -> tuple[str, str]:

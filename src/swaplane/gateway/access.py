@@ -88,10 +88,10 @@ class Caller:
         """Whether jobs for the model of this id are allowed."""
         return self.key is None or self.key.models is None or model in self.key.models
 
-    def check_model(self, model: ModelSettings) -> None:
-        """Raises ModelNotAllowed unless jobs for the model are allowed."""
+    def check_model(self, model: ModelSettings, asked: str = "") -> None:
+        """Raises ModelNotAllowed unless jobs for the model are allowed; it tells no name but the one `asked` for."""
         if not self.may_use(model.id):
-            raise ModelNotAllowed(model.id, self.key_name)
+            raise ModelNotAllowed(asked, self.key_name)
 
     def names_of_models(self, settings: Settings) -> list[str]:
         """The listed ids and aliases that may be told to the caller."""

@@ -70,8 +70,8 @@ class Gateway:
         self._runtime = runtime
         self._api = api
         self._passage = passage
-        self._sockets = Sockets(runtime, passage, pools)
         self._bystanders = Bystanders(runtime, remembered, passage)
+        self._sockets = Sockets(runtime, passage, pools, self._bystanders)
         self._videos = known_videos
         self._keyed = keyed
         self._detached = detached
@@ -101,8 +101,8 @@ class Gateway:
                         method_not_allowed(wire, allow)
                 case _ if path.startswith("/upstream/"):
                     await self._upstream_route(wire, scope, receive, send)
-                case _ if path.startswith(videos.PREFIX):
-                    answer = await self._video_route(wire, path, scope, receive, send)
+                case _ if wire.target.startswith(videos.PREFIX.encode()):
+                    answer = await self._video_route(wire, scope, receive, send)
                 case _:
                     await self._api(scope, receive, send)
             if answer is not None:
@@ -136,7 +136,6 @@ class Gateway:
             body = await _whole_body(receive)
             held.callback(body.close)
             model, field = await self._named_model(wire, route, caller, query, body)
-            caller.check_model(model)
             target = route.upstream_path.encode("ascii") + mark + query
             streamed = field is not None and field.stream
             errand = self._errand(wire, caller, model, target, body, streamed=streamed)
@@ -165,11 +164,13 @@ class Gateway:
         named = self._runtime.settings.resolve(field.name)
         if named is None:
             raise UnknownModel(field.name, caller.names_of_models(self._runtime.settings))
+        caller.check_model(named, field.name)
         return named, field
 
-    async def _video_route(self, wire: Wire, path: str, scope: Scope, receive: Receive, send: Send) -> Response | None:
+    async def _video_route(self, wire: Wire, scope: Scope, receive: Receive, send: Send) -> Response | None:
         """`/v1/videos/{id}...`: the id says which model it is about."""
-        video_id, rest = videos.id_and_rest(path)
+        raw_path, mark, query = wire.target.partition(b"?")
+        video_id, rest = videos.id_and_rest(raw_path.decode("latin-1"))
         found = await self._videos.find(video_id, caller_of(scope))
         if isinstance(found, StoredJob):
             if wire.method == b"DELETE" and not rest:
@@ -179,8 +180,7 @@ class Gateway:
                 return deleted(found.id)
             return await self._videos.about_waiting(found, scope["method"], rest)
         model, server_id = found
-        _, mark, query = wire.target.partition(b"?")
-        target = f"{videos.PATH}/{quote(server_id, safe='')}{rest}".encode("latin-1", "replace") + mark + query
+        target = f"{videos.PATH}/{quote(server_id, safe='')}{rest}".encode("latin-1") + mark + query
         await self._at_server(wire, model, target, scope, receive, send)
         return None
 
@@ -199,6 +199,7 @@ class Gateway:
         """A request for a path of a model's server: a job, unless it asks for a page's asset or for news of a job."""
         caller = caller_of(scope)
         caller.check_model(model)
+        self._bystanders.check_path(caller, model, target)
         with contextlib.ExitStack() as held:
             body = await _whole_body(receive)
             held.callback(body.close)
@@ -206,19 +207,25 @@ class Gateway:
             rule = model.completion
             if rule is not None and rule.is_bystander(wire.method.decode("latin-1"), errand.path):
                 await self._bystanders.serve(wire, errand, scope, receive, send)
-            elif any(pattern.search(errand.path) for pattern in self._runtime.settings.ignore_paths):
+            elif self._is_asset(errand):
                 if not self._runtime.is_ready(model.id):
                     raise ModelNotLoaded(model.id)
                 await self._passage.beside(wire, errand, self._runtime.proxy_of(model.id))
             else:
-                await self._bystanders.check_source(caller, errand)
+                await self._bystanders.check_job(caller, model, errand.method.decode("latin-1"), errand.path)
                 await self._job(wire, errand, held)
+
+    def _is_asset(self, errand: Errand) -> bool:
+        """Whether a file of a page is read; what another method does is work."""
+        patterns = self._runtime.settings.ignore_paths
+        return errand.method in (b"GET", b"HEAD") and any(pattern.search(errand.path) for pattern in patterns)
 
     async def _job(self, wire: Wire, errand: Errand, held: contextlib.ExitStack) -> None:
         """One job: its client waits, comes back with the same key, or has it done without waiting.
 
         `held` closes the errand's body.
         """
+        await self._passage.check_named(errand)
         if not errand.own.more:
             await self._passage.serve(wire, errand)
             return

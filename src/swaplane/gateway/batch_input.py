@@ -183,7 +183,7 @@ async def _request(raw: bytes, settings: Settings, caller: Caller) -> tuple[Mode
             model = settings.resolve(found.name)
             if model is None:
                 raise UnknownModel(found.name, caller.names_of_models(settings))
-            caller.check_model(model)
+            caller.check_model(model, found.name)
             background = background_in(raw)
         except UnknownModel as error:
             raise _Faulty("model_not_found", error.message, "body.model") from error

@@ -19,10 +19,12 @@ from starlette.types import Receive, Scope, Send
 
 from swaplane.completion.paths import normal
 from swaplane.completion.rule import Call, Completion, Reach, Stage
+from swaplane.config.settings import ModelSettings
 from swaplane.gateway.access import Caller, caller_of
 from swaplane.gateway.connection import UpstreamError
 from swaplane.gateway.errors import Forbidden, ModelNotLoaded, RequestRefused
 from swaplane.gateway.following import Following, pass_on
+from swaplane.gateway.named_jobs import UnknownAtServer, check_own
 from swaplane.gateway.passage import Errand, Passage
 from swaplane.gateway.remembered import RememberedJobs
 from swaplane.gateway.replies import recorded
@@ -45,15 +47,6 @@ class NotKept(RequestRefused):
         )
 
 
-class UnknownAtServer(RequestRefused):
-    """The caller has no such job at this model's server; whether somebody else has is not told."""
-
-    status = HTTPStatus.NOT_FOUND
-
-    def __init__(self, what: str, model: str) -> None:
-        super().__init__(f"no {what} of model `{model}` is known: it was never made here, was deleted, or has expired")
-
-
 class Bystanders:
     """Answers them."""
 
@@ -67,76 +60,103 @@ class Bystanders:
         rule = errand.model.completion
         assert rule is not None  # noqa: S101 - its bystander is what this is about
         model, method, caller = errand.model.id, errand.method.decode("latin-1"), caller_of(scope)
-        is_result = not caller.admin and await self._checked(caller, rule, errand) is Reach.RESULT
+        target = errand.target.decode("latin-1")
+        is_result = (
+            not caller.admin
+            and await self._checked(caller, rule, model, method, target, _readable(errand)) is Reach.RESULT
+        )
         server_id = rule.id_in(method, errand.path) or ""
-        following = self._remembered.live(server_id, model)
+        following = self._remembered.live(server_id, model, caller=caller)
         if following is not None:
             if (answer := await self._about_running(following, rule, method, errand)) is not None:
                 await answer(scope, receive, send)
                 return
             if not self._runtime.is_ready(model):  # its server is gone: soon what is kept tells how it ended
                 await following.over.wait()
-            following = self._remembered.live(server_id, model)
+            following = self._remembered.live(server_id, model, caller=caller)
         if following is None and method in ("GET", "HEAD"):
-            target = rule.kept_under(errand.target.decode("latin-1"))
-            kept = await self._remembered.kept(model, target, caller=caller)
+            kept = await self._remembered.kept(model, rule.kept_under(target), caller=caller)
             if kept is not None and (answer := await recorded(kept.path, kept.status, kept.headers)) is not None:
                 await answer(scope, receive, send)
                 return
         if is_result:
             raise UnknownAtServer("such file", model)
-        known = following is None and server_id and await self._remembered.get(server_id, model) is not None
-        if known and method == "DELETE":
-            await self._remembered.forget(model, server_id)
+        known = await self._remembered.get(server_id, model, caller=caller) if following is None and server_id else None
+        if known is not None and method == "DELETE":
+            await self._remembered.forget(known.job_id)
             if not await self._forgotten_there(wire, errand):
                 await deleted(server_id)(scope, receive, send)
         elif self._runtime.is_ready(model):
             await self._passage.beside(wire, errand, self._runtime.proxy_of(model))
-        elif known:
+        elif known is not None:
             raise NotKept(server_id, model, errand.path)
         else:
             raise ModelNotLoaded(model, "requests about its jobs do not load it")
 
-    async def check_source(self, caller: Caller, errand: Errand) -> None:
-        """Let a request become a job, unless it goes on from one that is not the caller's. Raises UnknownAtServer."""
-        rule = errand.model.completion
-        if rule is not None and not caller.admin:
-            server_id = rule.id_in(errand.method.decode("latin-1"), errand.path)
-            if server_id is not None:
-                await self._check_named(caller, errand.model.id, server_id)
+    def check_path(self, caller: Caller, model: ModelSettings, target: bytes) -> None:
+        """Raises Forbidden where the other checks could see another path in a target than the model's server does."""
+        path = target.partition(b"?")[0].decode("latin-1")
+        if model.completion is not None and not caller.admin and model.completion.is_equivocal(path):
+            how = "with no empty, `.` or `..` part, no `;` or `\\`, and no escaped `/`, `?`, `#` or `%`"
+            raise Forbidden(f"{path[:200]} is not the same path to every server: write it {how}, or {_ADMIN}")
 
-    async def _checked(self, caller: Caller, rule: Completion, errand: Errand) -> Reach:
+    async def check_job(self, caller: Caller, model: ModelSettings, method: str, path: str) -> None:
+        """Let a request that is no bystander's become a job, unless it goes on from others' or changes them.
+
+        Raises UnknownAtServer and Forbidden.
+        """
+        rule = model.completion
+        if rule is None or caller.admin:
+            return
+        source = rule.id_in(method, path)
+        if source is not None:
+            await check_own(self._remembered, caller, model.id, source)
+        elif not rule.submits(method, path):
+            # What a read of the path would show, another method may change. It need not be a job's that stands there.
+            read = rule.id_in("GET", path)
+            if read is not None:
+                if await self._remembered.is_only_of_others(read, model.id, caller):
+                    raise UnknownAtServer(f"job `{read[:100]}`", model.id)
+            elif method != "POST" and _is_list(rule, path):
+                raise Forbidden(f"{path[:200]} is about everybody's jobs at `{model.id}`: {_ADMIN}")
+
+    async def check_socket(self, caller: Caller, model: ModelSettings, target: bytes) -> None:
+        """Let a websocket be opened, where the GET that asks for it would be let through as a plain one.
+
+        A server need not agree to it, and then answers the GET. Raises UnknownAtServer and Forbidden.
+        """
+        rule, path = model.completion, target.partition(b"?")[0].decode("latin-1")
+        self.check_path(caller, model, target)
+        if rule is None or caller.admin:
+            return
+        if not rule.is_bystander("GET", path):
+            await self.check_job(caller, model, "GET", path)
+        elif await self._checked(caller, rule, model.id, "GET", target.decode("latin-1"), b"") is Reach.RESULT:
+            raise UnknownAtServer("such websocket", model.id)
+
+    async def _checked(
+        self, caller: Caller, rule: Completion, model: str, method: str, target: str, body: bytes | None
+    ) -> Reach:
         """What a request reaches, all of which the caller may see or change. Raises UnknownAtServer and Forbidden."""
-        method, target = errand.method.decode("latin-1"), errand.target.decode("latin-1")
-        concern = rule.concern(method, target, _readable(errand))
-        model = errand.model.id
+        concern, path = rule.concern(method, target, body), target.partition("?")[0]
         for server_id in concern.ids:
-            await self._check_named(caller, model, server_id)
+            await check_own(self._remembered, caller, model, server_id)
         match concern.reach:
             case Reach.RUNNING:
                 jobs = [grant.job for grant in self._runtime.dispatcher.grants() if grant.job.model == model]
                 if not all(caller.owns(member=job.member, key=job.key) for job in jobs):
-                    raise Forbidden(f"{errand.path[:200]} would end work of others at `{model}`: {_ADMIN}")
+                    raise Forbidden(f"{path[:200]} would end work of others at `{model}`: {_ADMIN}")
             case Reach.EVERYBODY:
-                raise Forbidden(f"{errand.path[:200]} is about everybody's jobs at `{model}`: {_ADMIN}")
+                raise Forbidden(f"{path[:200]} is about everybody's jobs at `{model}`: {_ADMIN}")
             case Reach.RESULT if await self._remembered.kept(model, rule.kept_under(target), caller=caller) is None:
                 await self._own_ends(caller, model)
             case _:
                 pass
         return concern.reach
 
-    async def _check_named(self, caller: Caller, model: str, server_id: str) -> None:
-        following = self._remembered.live(server_id, model)
-        if following is not None:
-            known = _owns(caller, following)
-        else:
-            known = await self._remembered.get(server_id, model, caller=caller) is not None
-        if not known:
-            raise UnknownAtServer(f"job `{server_id[:100]}`", model)
-
     async def _own_ends(self, caller: Caller, model: str) -> None:
         """Wait a little for the caller's jobs there: a page asks for a file before its job is seen to be over."""
-        own = [each for each in self._remembered.live_at(model) if _owns(caller, each)]
+        own = self._remembered.live_at(model, caller=caller)
         ends = [asyncio.ensure_future(each.over.wait()) for each in own]
         try:
             if ends:
@@ -185,14 +205,13 @@ class Bystanders:
             self._runtime.cancel(following.ticket.job.id)
             await following.over.wait()
             if method == "DELETE":
-                await self._remembered.forget(errand.model.id, server_id)
+                await self._remembered.forget(following.ticket.job.id)
             return deleted(server_id)
         return None
 
 
-def _owns(caller: Caller, following: Following) -> bool:
-    job = following.ticket.job
-    return caller.owns(member=job.member, key=job.key)
+def _is_list(rule: Completion, path: str) -> bool:
+    return rule.is_bystander("GET", path) and rule.concern("GET", path, b"").reach is Reach.EVERYBODY
 
 
 def _readable(errand: Errand) -> bytes | None:

@@ -14,7 +14,7 @@ import asyncio
 import select
 import socket
 from collections.abc import AsyncIterator
-from typing import Literal, Protocol, cast
+from typing import ClassVar, Literal, Protocol, cast
 
 import httptools
 
@@ -30,11 +30,19 @@ _READ_HEADERS = frozenset({len(b"keep-alive"), len(b"content-length"), len(b"tra
 
 
 class UpstreamError(Exception):
-    """The model server gave no whole answer."""
+    """The model server gave no whole answer; its text may name the server's address."""
+
+    discreet: ClassVar[str] = "the model server gave no whole answer"  #: the same for who may not know the address
+
+    def told(self, *, operator: bool) -> str:
+        """The sentence for an operator, or for everybody."""
+        return str(self) if operator else self.discreet
 
 
 class UpstreamUnreachable(UpstreamError):  # noqa: N818 (reads as what happened)
     """No connection to the model server; nothing was sent."""
+
+    discreet = "the model server cannot be reached"
 
 
 class UpstreamBroken(UpstreamError):  # noqa: N818

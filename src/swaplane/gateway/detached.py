@@ -143,6 +143,10 @@ class DetachedJobs:
             return None
         return job
 
+    async def priority_kept(self, job_id: str) -> None:
+        """Return when the priority that a job was given is durable. Raises PriorityNotStored."""
+        await self._priorities.kept(job_id)
+
     async def cancel(self, job_id: str) -> bool:
         """End a job; False when there is nothing to end. Its end is durable when this returns.
 

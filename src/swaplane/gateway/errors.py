@@ -111,10 +111,11 @@ class Forbidden(RequestRefused):
 
 
 class ModelNotAllowed(Forbidden):
-    """The key is for other models."""
+    """The key is for other models. `asked` is the name that the request gives, perhaps none."""
 
-    def __init__(self, model: str, key_name: str) -> None:
-        super().__init__(f"the key `{key_name}` may not use the model `{model}`: its `models` do not name it")
+    def __init__(self, asked: str, key_name: str) -> None:
+        which = f"the model `{_shortened(asked)}`" if asked else "this model"
+        super().__init__(f"the key `{key_name}` may not use {which}: its `models` do not name it")
 
 
 class NoModel(RequestRefused):
@@ -132,14 +133,17 @@ class UnknownModel(RequestRefused):
     status = 404
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        shown = name if len(name) <= _SHOWN_CHARS else name[:_SHOWN_CHARS] + "..."
-        message = f"no router for requested model `{shown}`"
+        message = f"no router for requested model `{_shortened(name)}`"
         # Long names are no typing slips, and comparing them with every known name takes long.
         near = nearest(name, known) if len(name) <= _SHOWN_CHARS else []
         if near:
             message += "; did you mean " + " or ".join(f"`{other}`" for other in near) + "?"
         super().__init__(message)
         self.name = name  #: as the client sent it
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _SHOWN_CHARS else name[:_SHOWN_CHARS] + "..."
 
 
 class ModelNotLoaded(RequestRefused):

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from swaplane.gateway.connection import BodySource, Exchange, Framing, RawHeaders, UpstreamBroken
 from swaplane.gateway.upstream import UpstreamPool
+from swaplane.store.disk import private
 
 MAX_ANSWER_BYTES = 256 << 20  #: of an answer that is kept in memory: some servers put the video into their JSON
 _PORTION = 1 << 20  # bytes written to disk at once
@@ -109,6 +110,10 @@ class _IntoFile:
         return self.answer
 
 
+def _new_file(path: Path) -> BinaryIO:
+    return open(path, "xb", opener=private)
+
+
 def _synced(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
@@ -128,7 +133,7 @@ async def fetch_into(pool: UpstreamPool, target: bytes, path: Path) -> Fetched:
 
     Raises UpstreamUnreachable, UpstreamBroken and OSError; then there is no such file.
     """
-    file = await asyncio.to_thread(path.open, "xb")
+    file = await asyncio.to_thread(_new_file, path)
     try:
         sink = _IntoFile(file)
         try:

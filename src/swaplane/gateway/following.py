@@ -94,7 +94,7 @@ class Following:
                 fetch(self._pool, client.method.decode(), target, headers=readable, body=body)
             )
         except (UpstreamError, TimeoutError, OSError) as error:
-            return await self._never_taken(client, str(error), extra)
+            return await self._never_taken(client, self.words(error), extra)
         said = Answer(status=answer.status, body=answer.body)
         self.server_id = self.rule.id_of(said) or ""
         if not self.server_id and answer.status < HTTPStatus.BAD_REQUEST:
@@ -178,6 +178,12 @@ class Following:
         finally:
             task.cancel()
 
+    def words(self, error: Exception) -> str:
+        """What went wrong, as the holder of the job's key may read it."""
+        if not isinstance(error, UpstreamError):
+            return str(error)
+        return error.told(operator=self._runtime.settings.is_operator(self.ticket.job.key))
+
     async def _never_taken(self, client: ClientSide, why: str, extra: RawHeaders) -> Outcome:
         """Nobody knows whether the job has begun: only the server's end makes sure that it does not go on."""
         client.on_departure(None)
@@ -227,7 +233,7 @@ class Following:
             if task.done():
                 task.result()
         except (UpstreamError, TimeoutError, OSError) as error:
-            self.ticket.tell(progress=None, news=f"no news: {error}")
+            self.ticket.tell(progress=None, news=f"no news: {self.words(error)}")
             await self._runtime.assured(self.ticket.job.model)
             return self._ending is not None or self._runtime.is_ready(self.ticket.job.model)
         finally:
@@ -282,7 +288,9 @@ class Following:
         return outcome
 
     async def _let_go(self) -> bool:
-        """Ask the server to stop the job; whether it has."""
+        """Ask the server to stop the job; whether it has, or will not be asked because it is another one's too."""
+        if self._remembered.is_shared(self):
+            return True
         calls = self.rule.cancels(self.server_id)
         if not calls or not self.rule.frees_on_cancel(self.server_id):
             return False

@@ -55,7 +55,7 @@ class Forwarding:
     """One job's passage.
 
     `target` is path and query for the server, `headers` come from `upstream_headers`, `extra_headers` are
-    ours, appended to whatever head the client gets.
+    ours, appended to whatever head the client gets. `operator`: whether the client may read the server's address.
     """
 
     def __init__(
@@ -67,7 +67,9 @@ class Forwarding:
         headers: RawHeaders,
         body: BodySource | None,
         extra_headers: Sequence[tuple[bytes, bytes]] = (),
+        operator: bool = False,
     ) -> None:
+        self._operator = operator
         self._wire = wire
         self._pool = pool
         self._target = target
@@ -125,7 +127,7 @@ class Forwarding:
                 method=wire.method, target=self._target, headers=self._headers, body=self._body, sink=self
             )
         except UpstreamError as error:
-            self._ending = self._ending or (Outcome.UPSTREAM_BROKEN, str(error))
+            self._ending = self._ending or (Outcome.UPSTREAM_BROKEN, error.told(operator=self._operator))
         except asyncio.CancelledError:
             ours = self._ending is not None and task is not None and task.uncancel() == 0
             if not ours:
@@ -133,7 +135,8 @@ class Forwarding:
                 raise
         except Exception as error:
             _log.exception("forwarding failed: %r", self)
-            self._ending = (Outcome.GATEWAY_ERROR, f"the gateway failed to forward the request: {error}")
+            why = f": {error}" if self._operator else ""
+            self._ending = (Outcome.GATEWAY_ERROR, f"the gateway failed to forward the request{why}")
         finally:
             self._task = None
             self._stop_watching()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+import re
 from collections import deque
 from typing import Any, Protocol, cast
 
@@ -33,6 +34,9 @@ WIRE = "swaplane.wire"
 MAX_TARGET_BYTES = 65_535  # of a path with its query: what the parser of URLs takes
 MAX_HEAD_BYTES = 256 * 1024  # of a request: its target and its headers
 TUNNELLED = b"/upstream/"  # websockets are passed on below this path only
+
+#: What stands before the path of a request as it is sent to a proxy; the slash may be missing.
+_ABSOLUTE = re.compile(rb"\A[A-Za-z][A-Za-z0-9+.-]*://[^/?]*/?")
 
 _READ_HEADERS = frozenset((b"host", b"expect", b"transfer-encoding"))
 _READ_BYTES = 256 * 1024  # the most one read from a socket brings
@@ -168,6 +172,8 @@ class FrontProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is complete: start the request, unless it wants to upgrade (see `_upgrade`)."""
         self._in_head = False
+        if self.url[:1] != b"/":
+            self.url = _ABSOLUTE.sub(b"/", self.url)
         http_version = self.parser.get_http_version()
         self._read_head(http_version)
         if self.parser.should_upgrade():
@@ -189,6 +195,8 @@ class FrontProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
         super().on_url(url)
+        if b"#" in url:  # some servers read what is before it, others all
+            raise _Refusal(400, "the request's path and query hold a `#`: write it as %23")
         if len(self.url) > MAX_TARGET_BYTES:
             raise _Refusal(414, f"the request's path and query are longer than {MAX_TARGET_BYTES} bytes")
 

@@ -35,12 +35,12 @@ async def find_job(caller: Caller, job_id: str, runtime: Runtime, detached: Deta
 
 async def shown_job(caller: Caller, job_id: str, runtime: Runtime, detached: DetachedJobs) -> dict[str, object]:
     """A job as `GET /api/jobs/{id}` shows it to this caller. Raises Unknown."""
-    found, sees = await find_job(caller, job_id, runtime, detached), seen_by(caller)
+    found, sight = await find_job(caller, job_id, runtime, detached), seen_by(caller)
     if isinstance(found, StoredJob):
-        return detached_json(runtime, found, sees)
+        return detached_json(runtime, found, sight)
     if isinstance(found, Ended):
         return dict(ended_json(found))
-    view = job_view(runtime.dispatcher, job_id, time.monotonic(), limit=POSITIONS_COUNTED, sees=sees)
+    view = job_view(runtime.dispatcher, job_id, time.monotonic(), limit=POSITIONS_COUNTED, sight=sight)
     if view is None:
         raise unknown_job(job_id)
     return dict(job_json(view, found))

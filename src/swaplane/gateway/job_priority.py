@@ -14,7 +14,7 @@ from fastapi import Request, Response
 from swaplane.core.score import ScoreRules
 from swaplane.gateway.access import ApiRoute, Right, caller_of
 from swaplane.gateway.detached import DetachedJobs
-from swaplane.gateway.errors import Forbidden, RequestRefused, go_json
+from swaplane.gateway.errors import Forbidden, RequestRefused
 from swaplane.gateway.headers import parse_priority
 from swaplane.gateway.job_lookup import find_job, shown_job
 from swaplane.gateway.replies import NotNow, json_reply, short_body
@@ -53,6 +53,7 @@ class JobPriority:
                 f"{priority.applied} needs a key with `admin: true`"
             )
         runtime.set_priority(job_id, priority.applied)
+        await self._detached.priority_kept(job_id)
         shown = await shown_job(caller, job_id, runtime, self._detached)
         if priority.adjust_kind is not None:
             runtime.metrics.priority_adjusted(priority.adjust_kind)
@@ -71,15 +72,16 @@ def _wanted(body: bytes, rules: ScoreRules) -> bytes:
     try:
         # Pairs show what is given twice, and numbers stay as they are written.
         document = json.loads(body, object_pairs_hook=tuple, parse_int=str)
+        written = body.decode(json.detect_encoding(body))
     except (ValueError, RecursionError):
-        raise BadChange(f"the request body is not JSON; send {right}") from None
+        raise BadChange(f"the request body is not JSON; send JSON {right}") from None
     if not isinstance(document, tuple) or [name for name, _ in document] != ["priority"]:
         raise BadChange(f"the request body must be a JSON object with the field `priority` and no other, {right}")
     value = document[0][1]
     text = value.encode("utf-8", "replace") if isinstance(value, str) else b""
     if parse_priority([text], rules).adjust_kind == "invalid":
-        shown = value if isinstance(value, str) else go_json(value)
-        raise BadChange(f"`priority` must be a whole number or one of {', '.join(names)}, and is `{shown[:100]}`")
+        shown = written.partition(":")[2].rpartition("}")[0].strip()[:100]  # there is but one name in front of it
+        raise BadChange(f"`priority` must be a whole number or one of {', '.join(names)}, and is `{shown}`")
     return text
 
 

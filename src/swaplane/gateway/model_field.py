@@ -16,7 +16,6 @@ Where the model is looked for, by method and Content-Type:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -25,17 +24,16 @@ from itertools import islice
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import parse_options_header
 
 from swaplane.gateway.body import IN_MEMORY, Body
 from swaplane.gateway.errors import DuplicateModel, ModelNameTooLong, NoModel, NotJson
+from swaplane.gateway.form_fields import read_multipart
 from swaplane.gateway.json_scan import Fault, Member, View, place_of, scan_object
 
 _IN_THREAD = 128 << 10  # bytes; longer bodies are searched in a thread, so that the event loop goes on
 _LONGEST_NAME = 1024  # bytes
 _LONGEST_FORM = 10 << 20  # bytes of an urlencoded form: what Go's parser takes
-_PORTION = 64 << 10  # bytes given to the multipart parser at once
 
 _KEYS = frozenset({b"model", b"stream"})
 _JSON_SPACE = b" \t\r\n"
@@ -202,12 +200,20 @@ def _in_form(content_type: bytes, query: bytes, view: View) -> ModelField:
     if b"multipart/form-data" in content_type.lower():
         boundary = options.get(b"boundary", b"")
         hint = "" if boundary else "the Content-Type header of a multipart form must name its boundary"
-        return _chosen(_MultipartFields().read(view, boundary), others, hint)
+        return _chosen(_in_multipart(view, boundary), others, hint)
     if media_type == b"application/x-www-form-urlencoded" and len(view) <= _LONGEST_FORM:
         others.insert(0, _in_pairs(view[:], "form"))
     looks_json = view[:1] == b"{"
     hint = "the body looks like JSON: send it with `Content-Type: application/json`" if looks_json else ""
     return _chosen(others[0], others[1:], hint)
+
+
+def _in_multipart(view: View, boundary: bytes) -> _Found:
+    fields = read_multipart(view, boundary, _KEYS, longest=_LONGEST_NAME)
+    named = [each for each in fields if each.name == b"model"]
+    models = [(_short(each.value.decode("utf-8", "replace")), each.span) for each in named[:2]]
+    is_streamed = any(each.name == b"stream" and each.value == b"true" for each in fields)
+    return _Found(place="multipart", models=models, stream=is_streamed)
 
 
 def _pair(key: str) -> re.Pattern[bytes]:
@@ -241,79 +247,3 @@ def _short(name: str) -> str:
 
 def _too_long() -> ModelNameTooLong:
     return ModelNameTooLong(f"the value of `model` is longer than the {_LONGEST_NAME} bytes a model's name may have")
-
-
-class _MultipartFields:
-    """Collects the fields `model` and `stream` from the callbacks of a push parser."""
-
-    def __init__(self) -> None:
-        self._models: list[tuple[str, tuple[int, int] | None]] = []
-        self._stream = False
-        self._portion = b""  # what is being parsed
-        self._base = 0  # its offset in the body
-        self._begin()
-
-    def read(self, view: View, boundary: bytes) -> _Found:
-        """The fields of the form in `view`. What comes before a fault counts: the model server judges the rest."""
-        with contextlib.suppress(FormParserError):
-            parser = self._parser(boundary)
-            # What stands before the first boundary is no part of the form, and the parser does not skip it.
-            self._base = max(view.find(b"--" + boundary), 0)
-            while self._base < len(view):
-                self._portion = view[self._base : self._base + _PORTION]
-                parser.write(self._portion)
-                self._base += len(self._portion)
-        return _Found(place="multipart", models=self._models, stream=self._stream)
-
-    def _parser(self, boundary: bytes) -> MultipartParser:
-        return MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin,
-                "on_header_field": self._header_name_part,
-                "on_header_value": self._header_value_part,
-                "on_header_end": self._header_end,
-                "on_headers_finished": self._headers_end,
-                "on_part_data": self._data,
-                "on_part_end": self._end,
-            },
-        )
-
-    def _begin(self) -> None:
-        self._header_name, self._header_value = bytearray(), bytearray()
-        self._disposition = b""
-        self._wanted = b""
-        self._value = bytearray()
-        self._start = 0
-
-    def _header_name_part(self, data: bytes, start: int, end: int) -> None:
-        self._header_name += data[start:end]
-
-    def _header_value_part(self, data: bytes, start: int, end: int) -> None:
-        self._header_value += data[start:end]
-
-    def _header_end(self) -> None:
-        if self._header_name.lower() == b"content-disposition":
-            self._disposition = bytes(self._header_value)
-        self._header_name, self._header_value = bytearray(), bytearray()
-
-    def _headers_end(self) -> None:
-        _, options = parse_options_header(self._disposition)
-        # A part with a file name is a file, whatever its field is called.
-        if not options.get(b"filename") and options.get(b"name") in _KEYS:
-            self._wanted = options[b"name"]
-
-    def _data(self, data: bytes, start: int, end: int) -> None:
-        if not self._wanted or len(self._value) > _LONGEST_NAME:
-            return
-        if not self._value:
-            # What looked like a boundary at the end of the last portion and is none comes in another buffer.
-            self._start = self._base + start if data is self._portion else self._base - (end - start)
-        self._value += data[start:end]
-
-    def _end(self) -> None:
-        if self._wanted == b"model" and len(self._models) < 2:
-            span = (self._start, self._start + len(self._value))
-            self._models.append((_short(self._value.decode("utf-8", "replace")), span))
-        elif self._wanted == b"stream":
-            self._stream = self._stream or self._value == b"true"

@@ -9,19 +9,23 @@ recordings.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from swaplane.config.settings import ModelSettings
+from swaplane.config.settings import Key, ModelSettings
 from swaplane.core.commands import StopCause
 from swaplane.core.outcomes import Outcome
+from swaplane.gateway.access import Caller, caller_with, without_credentials
 from swaplane.gateway.answers import CUT_WORDS, dropped_answer, send_answer
 from swaplane.gateway.body import Body
 from swaplane.gateway.client_side import ClientSide
 from swaplane.gateway.connection import RawHeaders
+from swaplane.gateway.errors import RequestRefused
 from swaplane.gateway.fetch import Fetched, fetch
 from swaplane.gateway.following import Following
 from swaplane.gateway.forward import Forwarding, upstream_headers
 from swaplane.gateway.headers import OwnHeaders, response_headers
+from swaplane.gateway.named_jobs import check_named
 from swaplane.gateway.remembered import RememberedJobs
 from swaplane.gateway.shown_wait import Comments, LoadingText, ShownWait, Voice
 from swaplane.gateway.stream_answers import DIALECTS
@@ -88,6 +92,18 @@ class Passage:
         self._remembered = remembered
         self._pools = pools
         self._waits = Waits(runtime)
+
+    async def check_named(self, errand: Errand) -> Sequence[str]:
+        """Return if the jobs that an errand's body names may be named with its key: the ids that it chooses.
+
+        Raises UnknownAtServer, IdTaken, Ambiguous and StoreError.
+        """
+        if errand.model.completion is None:
+            return ()
+        caller = caller_with(errand.own.key, self._runtime.settings.keys)
+        if caller is None:  # its key was removed since
+            caller = Caller(key=Key(name=errand.own.key, digest=b""))
+        return await check_named(self._remembered, caller, errand)
 
     def submit(self, errand: Errand, *, job_id: str | None = None) -> Ticket:
         """Put an errand into the queue; see `Runtime.submit`."""
@@ -160,11 +176,18 @@ class Passage:
         rule = errand.model.completion
         pool = self._pools.of(errand.model.id, turn.proxy)
         if rule is not None and errand.outlives_response:
+            try:
+                chosen = await self.check_named(errand)  # some may have become known while it waited
+            except RequestRefused as refused:
+                headers, answer = refused.response(client.header(b"accept"))
+                send_answer(client, refused.status, headers + extra, answer)
+                return Outcome.COMPLETED
             following = Following(
                 runtime=self._runtime, remembered=self._remembered, ticket=ticket, rule=rule, pool=pool
             )
-            headers, body = passed_on(errand)
-            return await following.run(client, target=errand.target, headers=headers, body=body, extra=extra)
+            headers, body = self._passed_on(errand)
+            with self._remembered.chosen(ticket.job, chosen):
+                return await following.run(client, target=errand.target, headers=headers, body=body, extra=extra)
         forwarding = self._forwarding(client, errand, pool, extra)
         ticket.on_cut(lambda outcome: forwarding.cut(outcome, CUT_WORDS[outcome]))
         outcome = (await forwarding.run()).outcome
@@ -178,19 +201,31 @@ class Passage:
 
     async def ask(self, errand: Errand, proxy: str) -> Fetched:
         """A running server's answer to a request, without a place in the queue. Raises UpstreamError."""
-        headers, body = passed_on(errand)
+        headers, body = self._passed_on(errand)
         pool = self._pools.of(errand.model.id, proxy)
         return await fetch(pool, errand.method.decode("latin-1"), errand.target, headers=headers, body=body)
 
     def _forwarding(self, client: ClientSide, errand: Errand, pool: UpstreamPool, extra: RawHeaders) -> Forwarding:
-        headers, body = passed_on(errand)
-        return Forwarding(client, pool, target=errand.target, headers=headers, body=body, extra_headers=extra)
+        headers, body = self._passed_on(errand)
+        return Forwarding(
+            client,
+            pool,
+            target=errand.target,
+            headers=headers,
+            body=body,
+            extra_headers=extra,
+            operator=self._runtime.settings.is_operator(errand.own.key),
+        )
 
+    def _passed_on(self, errand: Errand) -> tuple[RawHeaders, Body | None]:
+        """The headers and the body that a model's server gets; on a gateway with keys no credentials.
 
-def passed_on(errand: Errand) -> tuple[RawHeaders, Body | None]:
-    """The headers and the body that a model's server gets."""
-    body = errand.body if errand.body.length > 0 or errand.method not in (b"GET", b"HEAD") else None
-    headers = upstream_headers(
-        errand.headers, client_host=errand.client_host, body_length=None if body is None else body.length
-    )
-    return headers, body
+        The errand may have come, or may have been stored, before the gateway had keys.
+        """
+        body = errand.body if errand.body.length > 0 or errand.method not in (b"GET", b"HEAD") else None
+        headers = upstream_headers(
+            without_credentials(errand.headers) if self._runtime.settings.keys else errand.headers,
+            client_host=errand.client_host,
+            body_length=None if body is None else body.length,
+        )
+        return headers, body

@@ -1,7 +1,7 @@
 """Lanes and jobs as JSON: the answers of `/api/queue` and `/api/jobs/{id}`, for jobs that are live, over or stored.
 
 The order and the reasons come from `core.explain`; here they get their shape, and of jobs that a caller may not see
-what tells whose they are is left out. Called by `api` and `jobs_api`.
+what tells whose they are is left out, and the names of models it may not use. Called by `api` and `jobs_api`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import time
 from typing import Literal, TypedDict, cast
 
 from swaplane.core.events import Job
-from swaplane.core.explain import JobView, LaneView, Sees, job_view, lane_view
-from swaplane.gateway.access import Caller
+from swaplane.core.explain import JobView, LaneView, Sight, job_view, lane_view
+from swaplane.gateway.access import Caller, caller_with
 from swaplane.runtime import Runtime
 from swaplane.store import StoredJob
 from swaplane.ticket import Ended, Ticket
 from swaplane.wire import JobJson, JobState, LaneJson, QueueJson
 
-OTHER = "other"  #: the member that jobs of all others are shown with
+OTHER = "other"  #: what stands in place of members and models that may not be named
 
 POSITIONS_COUNTED = 100  #: a job further back is told no position: each one costs a comparison of all who wait
 
@@ -40,13 +40,13 @@ class EndedJobJson(TypedDict):
     run_s: float | None  #: how long it occupied its model's server; None when it was never sent there
 
 
-def seen_by(caller: Caller) -> Sees:
-    """Which jobs a caller may see in full."""
+def seen_by(caller: Caller) -> Sight:
+    """Which jobs a caller may see in full, and which models may be named to it."""
 
     def sees(job: Job) -> bool:
         return caller.owns(member=job.member, key=job.key)
 
-    return sees
+    return Sight(job=sees, model=caller.may_use)
 
 
 def queue_json(runtime: Runtime, now: float, caller: Caller, *, limit: int) -> QueueJson:
@@ -54,30 +54,32 @@ def queue_json(runtime: Runtime, now: float, caller: Caller, *, limit: int) -> Q
 
     Of jobs that the caller may not see, it is told that they are there and how they score.
     """
-    dispatcher, sees = runtime.dispatcher, seen_by(caller)
-    views = (lane_view(dispatcher, lane, now, limit=limit, sees=sees) for lane in dispatcher.lanes.values())
-    return {"lanes": [_lane_json(view, runtime, sees) for view in views]}
+    dispatcher, sight = runtime.dispatcher, seen_by(caller)
+    views = (lane_view(dispatcher, lane, now, limit=limit, sight=sight) for lane in dispatcher.lanes.values())
+    return {"lanes": [_lane_json(view, runtime, sight) for view in views]}
 
 
-def _lane_json(view: LaneView, runtime: Runtime, sees: Sees) -> LaneJson:
+def _lane_json(view: LaneView, runtime: Runtime, sight: Sight) -> LaneJson:
     def shown(job: JobView) -> JobJson:
         ticket = runtime.ticket(job.job.id)
-        return job_json(job, ticket) if sees(job.job) else _of_another(job, ticket)
+        return job_json(job, ticket) if sight.job(job.job) else _of_another(job, ticket, sight)
 
     return {
         "name": view.name,
         "size": view.size,
         "paused": view.paused,
-        "resident": list(view.resident),
+        "resident": [model if sight.model(model) else OTHER for model in view.resident],
         "running": [shown(job) for job in view.running],
         "waiting": [shown(job) for job in view.waiting],
         "waiting_total": view.waiting_total,
     }
 
 
-def _of_another(view: JobView, ticket: Ticket | None) -> JobJson:
+def _of_another(view: JobView, ticket: Ticket | None, sight: Sight) -> JobJson:
     """A job that its viewer may not see: what its server says of it may quote the request, so that is left out."""
-    return {**job_json(view, ticket, news=False), "id": "", "member": OTHER, "label": "", "key": ""}
+    shown = job_json(view, ticket, news=False)
+    model = shown["model"] if sight.model(shown["model"]) else OTHER
+    return {**shown, "id": "", "model": model, "member": OTHER, "label": "", "key": ""}
 
 
 def job_json(view: JobView, ticket: Ticket | None, *, news: bool = True) -> JobJson:
@@ -132,10 +134,10 @@ def ended_json(ended: Ended) -> EndedJobJson:
     }
 
 
-def detached_json(runtime: Runtime, stored: StoredJob, sees: Sees | None = None) -> dict[str, object]:
+def detached_json(runtime: Runtime, stored: StoredJob, sight: Sight | None = None) -> dict[str, object]:
     """A detached job as `/api/jobs/{id}` shows it: like any other job, and what the store knows of it.
 
-    It is told why it waits in terms of the jobs that its reader `sees`; by default those of its own key.
+    It is told why it waits in terms of what its reader may see; by default that is what its own key shows.
     """
     shown: dict[str, object] = {
         "id": stored.id,
@@ -151,8 +153,8 @@ def detached_json(runtime: Runtime, stored: StoredJob, sees: Sees | None = None)
         "run_s": _rounded(stored.run_s),
     }
     if stored.state != "ended":
-        sees = sees or (lambda job: job.key == stored.key_name)
-        view = job_view(runtime.dispatcher, stored.id, time.monotonic(), limit=POSITIONS_COUNTED, sees=sees)
+        sight = sight or _seen_with_key_of(stored, runtime)
+        view = job_view(runtime.dispatcher, stored.id, time.monotonic(), limit=POSITIONS_COUNTED, sight=sight)
         if view is not None:
             shown.update(job_json(view, runtime.ticket(stored.id)))
     return {
@@ -164,6 +166,15 @@ def detached_json(runtime: Runtime, stored: StoredJob, sees: Sees | None = None)
         "result": f"{job_path(stored)}/result",
         "expires_at": _rounded(stored.expires_at),
     }
+
+
+def _seen_with_key_of(stored: StoredJob, runtime: Runtime) -> Sight:
+    """What whoever sent a job may see; of a key that is gone, nothing but the job."""
+    keys = runtime.settings.keys
+    caller = caller_with(stored.key_name, keys) if stored.key_name or not keys else None
+    if caller is None:
+        return Sight(job=lambda job: job.id == stored.id, model=lambda _: False)
+    return seen_by(caller)
 
 
 def job_path(stored: StoredJob) -> str:

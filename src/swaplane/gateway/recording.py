@@ -20,6 +20,7 @@ from swaplane.gateway.body import IN_MEMORY, PIECE
 from swaplane.gateway.client_side import ClientSide
 from swaplane.gateway.connection import Framing, RawHeaders
 from swaplane.gateway.forward import STALLED_S
+from swaplane.store.disk import private
 
 _log = logging.getLogger(__name__)
 
@@ -325,7 +326,7 @@ def _open(path: Path | None) -> FileIO:
     # Unbuffered, so the object is the bare descriptor.
     if path is None:
         return tempfile.TemporaryFile(buffering=0)
-    return path.open("w+b", buffering=0)
+    return open(path, "w+b", buffering=0, opener=private)
 
 
 def _write(file: FileIO, data: bytes) -> None:

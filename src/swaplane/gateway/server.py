@@ -35,6 +35,9 @@ log = structlog.get_logger("swaplane.gateway")
 
 DRAIN_S = 30.0  #: how long running jobs may finish after SIGTERM, as in llama-swap
 STOP_S = 10.0  #: how long models have to stop after that, before they are killed
+#: How long a client's idle connection is kept. Common clients close theirs after 5 s and more: a request that one sends
+#: at the moment at which we close is lost.
+KEEP_ALIVE_S = 75
 BACKLOG = 4096  #: connections the kernel holds while the loop is busy
 
 
@@ -101,6 +104,7 @@ async def _serve(runtime: Runtime, parts: Assembly, listener: socket.socket) -> 
         server_header=False,
         date_header=False,
         backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=2,
     )
     server = _Server(config, runtime, parts)

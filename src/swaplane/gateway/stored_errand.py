@@ -15,7 +15,6 @@ from pathlib import Path
 from swaplane.config.settings import ModelSettings
 from swaplane.core.outcomes import Outcome
 from swaplane.core.score import ScoreRules
-from swaplane.gateway.access import without_credentials
 from swaplane.gateway.answers import dropped_answer, send_answer
 from swaplane.gateway.body import Body
 from swaplane.gateway.connection import RawHeaders
@@ -62,16 +61,13 @@ async def opened_body(jobs: JobTable, job_id: str) -> Body:
     return Body(file, os.fstat(file.fileno()).st_size)
 
 
-def restored_errand(job: StoredJob, model: ModelSettings, body: Body, *, has_keys: bool) -> Errand:
-    """The request of a stored job, for this model.
-
-    Of a gateway that has keys no credentials are sent on: a job may have been stored before it had them.
-    """
+def restored_errand(job: StoredJob, model: ModelSettings, body: Body) -> Errand:
+    """The request of a stored job, for this model."""
     return Errand(
         model=model,
         method=job.method.encode("latin-1"),
         target=job.target.encode("latin-1"),
-        headers=without_credentials(job.headers) if has_keys else job.headers,
+        headers=job.headers,
         client_host=job.client,
         body=body,
         own=_own_headers(job),

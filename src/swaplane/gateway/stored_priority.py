@@ -11,12 +11,27 @@ import asyncio
 import structlog
 
 from swaplane.core.outcomes import Outcome
+from swaplane.gateway.errors import RequestRefused
 from swaplane.gateway.outage import Outage
 from swaplane.runtime import Runtime
 from swaplane.store import Store, StoreError
 from swaplane.ticket import Ticket
 
 log = structlog.get_logger("swaplane.detached")
+
+_KEPT_S = 10.0  # how long whoever changed a priority waits for the disk
+
+
+class PriorityNotStored(RequestRefused):
+    """A job has its new priority, and the disk does not take that."""
+
+    status = 507
+    code = "insufficient_storage"
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(
+            f"job `{job_id}` has its new priority, which the disk has not taken yet: a restart may bring back the old"
+        )
 
 
 class StoredPriorities:
@@ -26,7 +41,7 @@ class StoredPriorities:
         self._store = store
         self._outage = outage
         self._kept: dict[str, int] = {}  # by job: what is in the store, or on its way there
-        self._writing: set[asyncio.Task[None]] = set()
+        self._writing: dict[asyncio.Task[None], str] = {}  # with the job of each
         runtime.watchers.append(self._changed)
 
     def watch(self, ticket: Ticket, stored: int) -> None:
@@ -37,6 +52,12 @@ class StoredPriorities:
     def drop(self, job_id: str) -> None:
         """The job is not in the queue any more; what is being written is."""
         self._kept.pop(job_id, None)
+
+    async def kept(self, job_id: str) -> None:
+        """Return when a job's priority is durable. Raises PriorityNotStored when the disk does not take it in time."""
+        tasks = [task for task, its_id in self._writing.items() if its_id == job_id]
+        if tasks and (await asyncio.wait(tasks, timeout=_KEPT_S))[1]:
+            raise PriorityNotStored(job_id)
 
     async def close(self) -> None:
         """Return when nothing is being written; changes that the store does not take now are lost."""
@@ -51,8 +72,8 @@ class StoredPriorities:
             return
         self._kept[job.id] = job.priority
         task = asyncio.get_running_loop().create_task(self._write(ticket))
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
+        self._writing[task] = job.id
+        task.add_done_callback(self._writing.pop)
 
     async def _write(self, ticket: Ticket) -> None:
         while True:

@@ -91,7 +91,7 @@ class StoredRuns:
                 tell_not_run(recording, job, turn)
             elif (body := await self._begun(job)) is not None:
                 with body:
-                    errand = restored_errand(job, model, body, has_keys=bool(self._runtime.settings.keys))
+                    errand = restored_errand(job, model, body)
                     outcome = await self._passage.run(recording, errand, ticket)
             elif Outcome.CANCELLED_RUNNING in cuts:
                 outcome = Outcome.CANCELLED_WAITING  # it was not sent

@@ -37,6 +37,14 @@ class RelayResult:
     ended_by: EndedBy  #: who closed first
 
 
+class NotSwitched(Exception):  # noqa: N818 (reads as what happened)
+    """The server answered a websocket's upgrade with something else, and none of it was passed on."""
+
+    def __init__(self, status: int | None) -> None:
+        answer = "nothing in HTTP" if status is None else str(status)
+        super().__init__(f"the model's server opened no websocket here: it answered {answer}")
+
+
 class Tunnel(asyncio.Protocol):
     """The client's side: takes over the connection after the head of its upgrade request."""
 
@@ -54,6 +62,8 @@ class Tunnel(asyncio.Protocol):
         self.raw_headers = raw_headers  #: in order, in their case
         self.client = client
         self.departed = False  #: the client's connection is lost
+        self.switched_only = False  #: whether an answer other than 101 is kept from the client
+        self.allowed: Callable[[], bool] | None = None  #: asked before each piece is passed on; False cuts the tunnel
         self.on_close: Callable[[], None] | None = None  #: called when it is lost, whatever the reason
         self._transport = transport
         self._held = bytearray(early)
@@ -88,22 +98,28 @@ class Tunnel(asyncio.Protocol):
         """Send `head` to the server, relay until one side closes, then close both.
 
         Raises UpstreamUnreachable while nothing was sent either way: the tunnel can still be refused.
-        An answer other than 101 is passed on, and ends the tunnel when it is whole.
+        An answer other than 101 is passed on, and ends the tunnel when it is whole; with `switched_only` none of it
+        is, and this raises NotSwitched: the tunnel can still be refused.
         """
         far = await connect(lambda: _Far(self), host, port, ssl)
+        refusable = False
         try:
             if self._ended.done():  # cut, or left, while connecting
                 return self._result(far)
             self._far = far
             far.send(head)
             await self._ended
+            if self.switched_only and not far.switched and self._ended.result() == "upstream":
+                self._far, refusable = None, True
+                raise NotSwitched(far.status)
             return self._result(far)
         finally:
-            self._open = False
             if self._closing is not None:
                 self._closing.cancel()
             far.abort()  # what the client sent last has had its time to leave
-            self._transport.close()
+            if not refusable:
+                self._open = False
+                self._transport.close()
 
     def cut(self) -> None:
         """End an open tunnel at once, whatever its state."""
@@ -115,6 +131,12 @@ class Tunnel(asyncio.Protocol):
     def shutdown(self) -> None:
         """The server goes down (called by uvicorn)."""
         self.cut()
+
+    def _may_pass(self) -> bool:
+        if self.allowed is None or self.allowed():
+            return True
+        self.cut()
+        return False
 
     def _result(self, far: _Far) -> RelayResult:
         ended_by = self._ended.result()
@@ -137,8 +159,9 @@ class Tunnel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """The client's bytes: passed on once the server has agreed, held back before."""
         if self._far is not None and self._far.switched:
-            self.bytes_up += len(data)
-            self._far.send(data)
+            if self._may_pass():
+                self.bytes_up += len(data)
+                self._far.send(data)
             return
         self._held += data
         if len(self._held) > MAX_HELD_BYTES:
@@ -177,7 +200,7 @@ class Tunnel(asyncio.Protocol):
 
     def switched(self) -> None:
         """The server agreed: pass on what was held back, and everything from now on."""
-        if self._held and self._far is not None:
+        if self._held and self._far is not None and self._may_pass():
             self.bytes_up += len(self._held)
             self._far.send(bytes(self._held))
             self._held.clear()
@@ -185,8 +208,8 @@ class Tunnel(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         """Pass bytes of the server's on to the client."""
-        self.bytes_down += len(data)
-        if not self._transport.is_closing():
+        if self._may_pass() and not self._transport.is_closing():
+            self.bytes_down += len(data)
             self._transport.write(data)
 
     def server_closed(self) -> None:
@@ -220,6 +243,7 @@ class _Far(asyncio.Protocol):
         self._tunnel = tunnel
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport
+        self._withheld = bytearray()  # of its answer, until it is known whether the client may have it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -246,15 +270,23 @@ class _Far(asyncio.Protocol):
         self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        self._tunnel.send(data)
+        if self.switched or not self._tunnel.switched_only:
+            self._tunnel.send(data)
+        else:
+            self._withheld += data
         if self.switched:
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self.switched = True
+            if self._withheld:
+                self._tunnel.send(bytes(self._withheld))
+                self._withheld.clear()
             self._tunnel.switched()
         except httptools.HttpParserError:
+            self._tunnel.server_lost()
+        if len(self._withheld) > MAX_HELD_BYTES:
             self._tunnel.server_lost()
 
     def eof_received(self) -> bool:
@@ -275,6 +307,8 @@ class _Far(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        if self._tunnel.switched_only and self.status >= 200:
+            self._tunnel.server_lost()  # its body may have no end
 
     def on_message_complete(self) -> None:
         if self.status is not None and self.status >= 200:

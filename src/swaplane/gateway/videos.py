@@ -213,7 +213,7 @@ def is_video_model(model: ModelSettings) -> bool:
 
 
 def id_and_rest(path: str) -> tuple[str, str]:
-    """`/v1/videos/{id}{rest}` as (id, rest); the id is decoded, the rest begins with a slash or is empty."""
+    """`/v1/videos/{id}{rest}`, as sent, as (id, rest): the id is decoded; the rest is empty or begins with a slash."""
     video_id, slash, rest = path[len(PREFIX) :].partition("/")
     return unquote(video_id), slash + rest
 

@@ -41,8 +41,8 @@ class Why:
 
     async def _told(self, caller: Caller, job_id: str) -> dict[str, object]:
         found = await find_job(caller, job_id, self._runtime, self._detached)
-        now, sees = time.monotonic(), seen_by(caller)
-        view = job_view(self._runtime.dispatcher, job_id, now, limit=POSITIONS_COUNTED, sees=sees)
+        now, sight = time.monotonic(), seen_by(caller)
+        view = job_view(self._runtime.dispatcher, job_id, now, limit=POSITIONS_COUNTED, sight=sight)
         if view is not None:
             job = job_json(view, self._runtime.ticket(job_id))
             keys = ("id", "state", "position", "ahead", "expected_wait_s", "waited_s", "progress", "reason")

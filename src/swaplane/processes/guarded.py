@@ -50,6 +50,11 @@ class OutputLog(Protocol):
 class CommandError(Exception):
     """The command could not be run at all."""
 
+    def __init__(self, command: str, reason: str) -> None:
+        self.message = "failed to start command"  #: for everybody
+        self.private = f" '{command}': {reason}"  #: what follows it
+        super().__init__(self.message + self.private)
+
 
 class Guarded:
     """A running command. Made by `spawn`; done when `wait_gone` returns."""
@@ -92,6 +97,7 @@ class Guarded:
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
+        guard_env: Mapping[str, str],
         log: OutputLog,
         name: str,
         presence: int | None = None,
@@ -99,6 +105,7 @@ class Guarded:
     ) -> Guarded:
         """Run `argv` with exactly `env`, its output going to `log`; `on_end` is called once, when it has ended.
 
+        `guard_env` is the environment of the guard itself.
         `presence` is a descriptor that stays open as long as anything of the command lives; see that module.
 
         Raises:
@@ -107,9 +114,9 @@ class Guarded:
         """
         mark = uuid.uuid4().hex
         try:
-            guarded = cls(*_start_guard(name, presence), log=log, mark=f"{_MARK}={mark}", on_end=on_end)
+            guarded = cls(*_start_guard(name, guard_env, presence), log=log, mark=f"{_MARK}={mark}", on_end=on_end)
         except OSError as error:
-            raise CommandError(f"failed to start command '{argv[0]}': {_reason(error.errno)}") from error
+            raise CommandError(argv[0], _reason(error.errno)) from error
         launch = json.dumps({"argv": list(argv), "env": {**env, _MARK: mark}}).encode()
         try:
             with contextlib.suppress(ConnectionError):
@@ -120,7 +127,7 @@ class Guarded:
             raise
         if failure:
             await guarded.wait_gone()
-            raise CommandError(f"failed to start command '{argv[0]}': {failure}")
+            raise CommandError(argv[0], failure)
         return guarded
 
     def term(self) -> None:
@@ -220,7 +227,9 @@ class Guarded:
         self._log.end_line()
 
 
-def _start_guard(name: str, presence: int | None) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+def _start_guard(
+    name: str, env: Mapping[str, str], presence: int | None
+) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
     """A guard that waits for what to run, the link to it and the reading end of its output."""
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
         output, write_end = os.pipe()
@@ -234,6 +243,7 @@ def _start_guard(name: str, presence: int | None) -> tuple[subprocess.Popen[byte
         theirs_alone = [far_end.fileno(), *([] if presence is None else [presence])]
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOT, _ROOT, ",".join(map(str, theirs_alone)), name],
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,

@@ -26,7 +26,12 @@ LONGEST_DELAY_S = 0.5
 
 
 class HealthTimeoutError(Exception):
-    """The server was not healthy in time; the message says what its last answer was."""
+    """The server was not healthy in time."""
+
+    def __init__(self, timeout_s: float, url: str, answer: str) -> None:
+        self.message = f"health check timed out after {go_duration(timeout_s)}"  #: for everybody
+        self.private = f": GET {url} must answer 200, last: {answer}"  #: what follows it
+        super().__init__(self.message + self.private)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +92,7 @@ async def wait_healthy(endpoint: Endpoint, timeout_s: float) -> None:
                     return
                 delay_s = min(delay_s * 1.5, LONGEST_DELAY_S)
     except TimeoutError:
-        text = (
-            f"health check timed out after {go_duration(timeout_s)}: GET {endpoint.url} must answer 200, last: {answer}"
-        )
-        raise HealthTimeoutError(text) from None
+        raise HealthTimeoutError(timeout_s, endpoint.url, answer) from None
 
 
 async def _probe(endpoint: Endpoint) -> str:

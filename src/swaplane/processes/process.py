@@ -50,15 +50,17 @@ class LaunchSpec:
     stop_argv: tuple[str, ...] | None = None  #: run in place of TERM; ${PID} is replaced by the server's pid
     unload_timeout_s: float = 10.0  #: from the order to stop to KILL
     presence: int | None = None  #: a descriptor for its guard, see `presence`
-    secrets: frozenset[str] = frozenset()  #: names in the gateway's own environment that it must not see
+    secrets: frozenset[str] = frozenset()  #: names in the gateway's own environment that nothing of it may see
 
 
 class _StartError(Exception):
-    """The start has failed."""
+    """The start has failed; `private` follows the sentence where operators read it."""
 
-    def __init__(self, fault: StartFault, sentence: str, *, with_output: bool = True) -> None:
-        super().__init__(sentence)
+    def __init__(self, fault: StartFault, sentence: str, private: str = "", *, with_output: bool = True) -> None:
+        super().__init__(sentence + private)
         self.fault = fault
+        self.sentence = sentence
+        self.private = private
         self.with_output = with_output
 
 
@@ -208,13 +210,14 @@ class ModelProcess:
             self._child = child = await Guarded.spawn(
                 self.spec.argv,
                 env=self._environment(),
+                guard_env=self._inherited(),
                 log=self._log,
                 name=self.spec.model,
                 presence=self.spec.presence,
                 on_end=self._wake,
             )
         except CommandError as error:
-            raise _StartError(StartFault.COMMAND, str(error), with_output=False) from error
+            raise _StartError(StartFault.COMMAND, error.message, error.private, with_output=False) from error
         _log.info("starting model", model=self.spec.model, pid=child.pid, command=self.spec.argv[0])
         if endpoint is not None and not self._over.is_set():
             await self._probe(endpoint)
@@ -240,7 +243,7 @@ class ModelProcess:
             if not self._probing.cancelled():
                 self._probing.result()
         except health.HealthTimeoutError as error:
-            raise _StartError(StartFault.TIMEOUT, str(error)) from error
+            raise _StartError(StartFault.TIMEOUT, error.message, error.private) from error
         finally:
             self._probing.cancel()
 
@@ -267,10 +270,11 @@ class ModelProcess:
         """Fail because of those who hold the port."""
         models = [name for pid, name in self._others().items() if any(pid in owner.ancestors for owner in owners)]
         by = " and ".join(map(str, owners)) or "a process that could not be found"
-        text = f"port {endpoint.port} of {self.spec.proxy} is taken by {by}"
+        private = f": port {endpoint.port} of {self.spec.proxy} is taken by {by}"
         if models:
-            text += f" of model {models[0]}"
-        raise _StartError(StartFault.PORT_TAKEN, text + "; end it or give this model another port", with_output=False)
+            private += f" of model {models[0]}"
+        private += "; end it or give this model another port"
+        raise _StartError(StartFault.PORT_TAKEN, "its address is in use", private, with_output=False)
 
     async def _end(self, failure: _StartError | None) -> None:
         """Leave nothing of it."""
@@ -298,7 +302,12 @@ class ModelProcess:
         name = f"{self.spec.model} (stop command)"
         try:
             self._stopper = stopper = await Guarded.spawn(
-                words, env=self._environment(), log=self._log, name=name, presence=self.spec.presence
+                words,
+                env=self._environment(),
+                guard_env=self._inherited(),
+                log=self._log,
+                name=name,
+                presence=self.spec.presence,
             )
         except CommandError as error:
             _log.warning("stop command failed", model=self.spec.model, error=str(error))
@@ -332,10 +341,13 @@ class ModelProcess:
         if self._probing is not None:
             self._probing.cancel()
 
+    def _inherited(self) -> dict[str, str]:
+        """The gateway's own environment without its secrets."""
+        return {name: value for name, value in os.environ.items() if name not in self.spec.secrets}
+
     def _environment(self) -> dict[str, str]:
-        """The server's: the gateway's own without its secrets, and what the configuration adds."""
-        inherited = {name: value for name, value in os.environ.items() if name not in self.spec.secrets}
-        return {**inherited, **dict(entry.split("=", 1) for entry in self.spec.env if "=" in entry)}
+        """The server's: what it inherits, and what the configuration adds."""
+        return {**self._inherited(), **dict(entry.split("=", 1) for entry in self.spec.env if "=" in entry)}
 
     def _last_event(self, failure: _StartError | None) -> Event:
         """What became of the start, logged."""
@@ -346,11 +358,12 @@ class ModelProcess:
             return ModelStopped(model=model)
         if failure is not None:
             _log.warning("model start failed", model=model, fault=failure.fault.value, error=str(failure))
-            message = self._with_output(str(failure)) if failure.with_output else str(failure)
-            return ModelStartFailed(model=model, fault=failure.fault, message=message)
+            private = failure.private + (self._output() if failure.with_output else "")
+            return ModelStartFailed(model=model, fault=failure.fault, message=failure.sentence, private=private)
         _log.warning("model exited", model=model, ended=ended)
-        return ModelExited(model=model, message=self._with_output(f"upstream command ended {ended}"))
+        return ModelExited(model=model, message=f"upstream command ended {ended}{self._output()}")
 
-    def _with_output(self, sentence: str) -> str:
+    def _output(self) -> str:
+        """The last lines that the server wrote, each after a line break."""
         lines = self._log.tail_lines(TAIL_LINES, since=self._log_start)
-        return "\n".join([sentence, *(line[-TAIL_LINE_CHARS:] for line in lines)])
+        return "".join(f"\n{line[-TAIL_LINE_CHARS:]}" for line in lines)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import aiosqlite
 
-from swaplane.store.disk import in_thread, settled, sync_folder
+from swaplane.store.disk import in_thread, make_private, private, settled, sync_folder
 from swaplane.store.errors import StoreError, store_errors
 
 FILE_NAME = "jobs.db"
@@ -79,6 +79,7 @@ class Database:
                 await in_thread(lock.acquire)
             with store_errors(file):
                 migrations = await in_thread(_migrations)
+                await in_thread(_make_private, file)
                 # The connections begin no transaction by themselves.
                 writer = await resources.enter_async_context(_connect(file))
                 [(pages,)] = await writer.execute_fetchall("PRAGMA page_count")
@@ -194,6 +195,13 @@ class Database:
             done.set_result(result)
 
 
+def _make_private(file: Path) -> None:
+    """Make the file if need be; SQLite gives those that it puts beside it the same mode."""
+    os.close(private(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
+    for suffix in ("-wal", "-shm"):
+        make_private(file.with_name(file.name + suffix))
+
+
 def _connect(file: Path) -> aiosqlite.Connection:
     return aiosqlite.connect(file, timeout=BUSY_S, isolation_level=None)
 
@@ -209,7 +217,7 @@ class _Lock:
         """Make the folder if need be, and take it. Raises StoreError when somebody else has it, and OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what people ask is nobody else's business
         sync_folder(self._folder.parent)
-        self._descriptor = os.open(self._folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = private(self._folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -59,6 +60,26 @@ def sync_file(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
     sync_folder(path.parent)
+
+
+def private(path: str | Path, flags: int) -> int:
+    """An `opener` of `open`: nobody but the file's owner may read and write it, whatever umask and folder say.
+
+    Raises OSError.
+    """
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def make_private(path: Path) -> None:
+    """Have a file or a folder that is there be for its owner alone; nothing when there is none. Raises OSError."""
+    if not path.exists():
+        return
+    mode = path.stat().st_mode
+    wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
+    if stat.S_IMODE(mode) != wanted:
+        path.chmod(wanted)
 
 
 class FileFolder:
@@ -126,6 +147,13 @@ class FileFolder:
         for name in names:
             self.file(name).unlink(missing_ok=True)
 
+    def make_private(self) -> None:
+        """Make the folder if need be; neither it nor what is in it is for others to read. Raises OSError."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        make_private(self.path)
+        for name in self._names():
+            make_private(self.file(name))
+
     async def sweep(self, unreferenced: Callable[[list[str]], Awaitable[Iterable[str]]]) -> None:
         """Remove the files that no row names; `unreferenced` picks their names from those it is given.
 
@@ -158,7 +186,7 @@ class _Writing:
 
     def append(self, data: bytearray) -> None:
         if self._file is None:
-            self._file = self._path.open("wb", buffering=0)
+            self._file = open(self._path, "wb", buffering=0, opener=private)  # noqa: SIM115 (closed at its end)
         self.length += len(data)
         rest = memoryview(data)
         while rest:

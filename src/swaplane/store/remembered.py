@@ -1,8 +1,10 @@
 """Jobs as model servers know them, and the answers that are kept because a server is stopped when others need its GPU.
 
-An id belongs to its model: two models' servers may give the same one, and a server that was started anew may give
-one again, which makes the earlier job forgotten. So does one of the gateway's jobs that is run again: it is known by
-its last attempt alone. Decides nothing about jobs. Called by the gateway's `remembered`.
+Each is known by the gateway's job that it came of. The id that its server gave it need not be its alone: two models'
+servers may give the same one, and a server may give one again, because it was started anew or knew the answer already.
+That makes an earlier job of the same API key forgotten; somebody else keeps theirs, with what was kept of it. One of
+the gateway's jobs that is run again is known by its last attempt alone. Decides nothing about jobs. Called by the
+gateway's `remembered`.
 """
 
 from __future__ import annotations
@@ -57,10 +59,15 @@ _INSERT = """
         :model, :server_id, :job_id, :member, :key_name, :completion, :created_at, :stage, :last, :ended_at, :expires_at
     )
 """
+_TAKES_PLACE_OF = """
+    SELECT job_id FROM remembered
+    WHERE job_id = :job_id OR (model = :model AND server_id = :server_id AND key_name = :key_name)
+"""
 _UPDATE = """
-    UPDATE remembered SET job_id = :job_id, member = :member, key_name = :key_name, completion = :completion,
-        created_at = :created_at, stage = :stage, last = :last, ended_at = :ended_at, expires_at = :expires_at
-    WHERE model = :model AND server_id = :server_id
+    UPDATE remembered SET model = :model, server_id = :server_id, member = :member, key_name = :key_name,
+        completion = :completion, created_at = :created_at, stage = :stage, last = :last, ended_at = :ended_at,
+        expires_at = :expires_at
+    WHERE job_id = :job_id
 """
 _NEWEST = f"""
     SELECT * FROM remembered
@@ -77,8 +84,9 @@ _LIST = f"""
 """  # noqa: S608 (our text)
 
 _KEPT = f"""
-    SELECT status, reason, headers, file, bytes FROM kept_answers JOIN remembered USING (model, server_id)
+    SELECT status, reason, headers, file, bytes FROM kept_answers JOIN remembered USING (job_id, model)
     WHERE model = :model AND target = :target AND {OWNED}
+    ORDER BY kept_answers.rowid DESC LIMIT 1
 """  # noqa: S608 (our text)
 
 
@@ -90,17 +98,15 @@ class RememberedTable:
         self._kept = kept
 
     async def add(self, remembered: Remembered) -> None:
-        """A server has taken a job. One that had this id at this model before is forgotten.
+        """A server has taken a job. One of the same API key that had this id at this model before is forgotten.
 
         So is an earlier attempt at the same one of the gateway's jobs.
         """
 
         async def work(writer: aiosqlite.Connection) -> builtins.list[str]:
-            files = await _forget(writer, remembered.model, remembered.server_id)
-            for model, server_id in await writer.execute_fetchall(
-                "SELECT model, server_id FROM remembered WHERE job_id = ?", (remembered.job_id,)
-            ):
-                files += await _forget(writer, model, server_id)
+            files = []
+            for (job_id,) in await writer.execute_fetchall(_TAKES_PLACE_OF, values(remembered)):
+                files += await _forget(writer, job_id)
             await writer.execute_fetchall(_INSERT, values(remembered))
             return files
 
@@ -113,18 +119,18 @@ class RememberedTable:
 
     async def of_job(self, job_id: str) -> Remembered | None:
         """The job at a server that one of the gateway's jobs became; the last one when it was run again."""
-        row = await self._db.row("SELECT * FROM remembered WHERE job_id = ? ORDER BY rowid DESC LIMIT 1", (job_id,))
+        row = await self._db.row("SELECT * FROM remembered WHERE job_id = ?", (job_id,))
         return None if row is None else Remembered(**dict(row))
 
     async def update(self, remembered: Remembered) -> None:
         """Take its fields in place of those it had; nothing where it is forgotten."""
         await self._db.change(_UPDATE, values(remembered))
 
-    async def forget(self, model: str, server_id: str) -> None:
+    async def forget(self, job_id: str) -> None:
         """Forget the job and what is kept of it; nothing where it is forgotten already."""
 
         async def work(writer: aiosqlite.Connection) -> builtins.list[str]:
-            return await _forget(writer, model, server_id)
+            return await _forget(writer, job_id)
 
         await self._kept.remove(await self._db.write(work))
 
@@ -167,8 +173,8 @@ class RememberedTable:
         """
         return self._kept.file(self._kept.claim())
 
-    async def keep(self, model: str, server_id: str, target: str, answer: KeptAnswer) -> None:
-        """Keep what the server answered to a GET of `target`, in place of what was kept for it before.
+    async def keep(self, job_id: str, target: str, answer: KeptAnswer) -> None:
+        """Keep what the server answered to a GET of `target`, in place of what was kept for it of the same job.
 
         The body was written at a `new_path`; it is removed if the job is forgotten by now. Raises StoreError.
         """
@@ -177,29 +183,19 @@ class RememberedTable:
             await in_thread(sync_file, answer.path)
 
         async def work(writer: aiosqlite.Connection) -> builtins.list[str]:
-            known = await writer.execute_fetchall(
-                "SELECT 1 FROM remembered WHERE model = ? AND server_id = ?", (model, server_id)
-            )
-            if not list(known):
+            known = list(await writer.execute_fetchall("SELECT model FROM remembered WHERE job_id = ?", (job_id,)))
+            if not known:
                 return [name]
             replaced = await writer.execute_fetchall(
-                "DELETE FROM kept_answers WHERE model = ? AND target = ? RETURNING file", (model, target)
+                "DELETE FROM kept_answers WHERE job_id = ? AND target = ? RETURNING file", (job_id, target)
             )
+            headers = headers_text(answer.headers)
             await writer.execute_fetchall(
                 """
-                INSERT INTO kept_answers (model, target, server_id, status, reason, headers, file, bytes)
+                INSERT INTO kept_answers (job_id, model, target, status, reason, headers, file, bytes)
                 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
                 """,
-                (
-                    model,
-                    target,
-                    server_id,
-                    answer.status,
-                    answer.reason,
-                    headers_text(answer.headers),
-                    name,
-                    answer.bytes,
-                ),
+                (job_id, *known[0], target, answer.status, answer.reason, headers, name, answer.bytes),
             )
             return [file for (file,) in replaced]
 
@@ -209,7 +205,7 @@ class RememberedTable:
             self._kept.release(name)
 
     async def kept(self, model: str, target: str, *, owner: Owner | None = None) -> KeptAnswer | None:
-        """What is kept for a GET of `target` at this model's server, if it is of one of the owner's jobs."""
+        """What is kept for a GET of `target` at this model's server, of the newest of the owner's jobs that has it."""
         row = await self._db.row(_KEPT, {"model": model, "target": target, **owned_by(owner)})
         if row is None:
             return None
@@ -233,10 +229,8 @@ class RememberedTable:
         return [name for (name,) in rows]
 
 
-async def _forget(writer: aiosqlite.Connection, model: str, server_id: str) -> list[str]:
+async def _forget(writer: aiosqlite.Connection, job_id: str) -> list[str]:
     """The files that were kept of the job; its answers' rows go with its own."""
-    files = await writer.execute_fetchall(
-        "SELECT file FROM kept_answers WHERE model = ? AND server_id = ?", (model, server_id)
-    )
-    await writer.execute_fetchall("DELETE FROM remembered WHERE model = ? AND server_id = ?", (model, server_id))
+    files = await writer.execute_fetchall("SELECT file FROM kept_answers WHERE job_id = ?", (job_id,))
+    await writer.execute_fetchall("DELETE FROM remembered WHERE job_id = ?", (job_id,))
     return [file for (file,) in files]

@@ -8,7 +8,8 @@
     files/      uploaded files, and those that batches write
     reserve     4 MiB of nothing, given up when the disk is full and rows must be written to delete others
 
-Decides what is deleted when. Opened once by the gateway; its tables are used by everything that stores.
+Files and folders are made for their owner alone, and so are those that are there already; the folder around them is
+left as it is. Decides what is deleted when. Opened once by the gateway; its tables are used by everything that stores.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from swaplane.store.batches import BatchTable
 from swaplane.store.database import Database
-from swaplane.store.disk import FileFolder, in_thread
+from swaplane.store.disk import FileFolder, in_thread, private
 from swaplane.store.errors import StoreError, store_errors
 from swaplane.store.files import FileTable
 from swaplane.store.jobs import JobTable
@@ -37,11 +38,13 @@ class Store:
     def __init__(self, database: Database) -> None:
         folder = database.folder
         self.folder = folder
-        self.jobs = JobTable(
-            database, bodies=FileFolder(folder / "bodies", ".body"), answers=FileFolder(folder / "answers", ".answer")
-        )
-        self.remembered = RememberedTable(database, FileFolder(folder / "kept", ".kept"))
-        self.files = FileTable(database, FileFolder(folder / "files", ".file"))
+        bodies, answers, kept, files = self._folders = [
+            FileFolder(folder / name, suffix)
+            for name, suffix in (("bodies", ".body"), ("answers", ".answer"), ("kept", ".kept"), ("files", ".file"))
+        ]
+        self.jobs = JobTable(database, bodies=bodies, answers=answers)
+        self.remembered = RememberedTable(database, kept)
+        self.files = FileTable(database, files)
         self.batches = BatchTable(database)
         self._database = database
 
@@ -57,12 +60,19 @@ class Store:
         """
         database = await Database.open(folder)
         try:
+            store = cls(database)
             with store_errors(folder):
-                await in_thread(_make_folders, folder)
+                await in_thread(store._make_folders)
         except BaseException:
             await database.close()
             raise
-        return cls(database)
+        return store
+
+    def _make_folders(self) -> None:
+        for folder in self._folders:
+            folder.make_private()
+        with contextlib.suppress(OSError):  # a disk that is that full is told of by whatever is written first
+            _keep_room(self.folder / _RESERVE)
 
     async def close(self) -> None:
         """Write what waits, and let go of the folder; calls that come later raise StoreError."""
@@ -95,13 +105,6 @@ class Store:
         await self.batches.expire(now)
 
 
-def _make_folders(folder: Path) -> None:
-    for name in ("bodies", "answers", "kept", "files"):
-        (folder / name).mkdir(mode=0o700, exist_ok=True)
-    with contextlib.suppress(OSError):  # a disk that is that full is told of by whatever is written first
-        _keep_room(folder / _RESERVE)
-
-
 def _keep_room(reserve: Path) -> None:
-    with reserve.open("ab") as file:
+    with open(reserve, "ab", opener=private) as file:
         os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)

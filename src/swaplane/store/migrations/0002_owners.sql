@@ -12,9 +12,53 @@ CREATE UNIQUE INDEX jobs_by_key ON jobs (key_name, member, key) WHERE key IS NOT
 
 -- What belongs to a job or a batch that is still known is its member's; of the rest no member is known.
 
-ALTER TABLE remembered ADD COLUMN member TEXT NOT NULL DEFAULT '';
-ALTER TABLE remembered ADD COLUMN key_name TEXT NOT NULL DEFAULT '';
-UPDATE remembered SET member = coalesce((SELECT jobs.member FROM jobs WHERE jobs.id = remembered.job_id), '');
+-- Two owners' jobs may have one id at a server, and may have made the same file: each has a row of its own, by its job
+-- here. Of a job that was run again only the last attempt is known.
+ALTER TABLE kept_answers RENAME TO old_kept_answers;
+ALTER TABLE remembered RENAME TO old_remembered;
+
+CREATE TABLE remembered (
+    model TEXT NOT NULL,
+    server_id TEXT NOT NULL,
+    job_id TEXT NOT NULL UNIQUE,
+    member TEXT NOT NULL,
+    key_name TEXT NOT NULL,
+    completion TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    stage TEXT NOT NULL,
+    last BLOB NOT NULL,
+    ended_at REAL,
+    expires_at REAL
+) STRICT;
+
+INSERT INTO remembered (
+    rowid, model, server_id, job_id, member, key_name, completion, created_at, stage, last, ended_at, expires_at
+)
+SELECT
+    max(rowid), model, server_id, job_id, coalesce((SELECT jobs.member FROM jobs WHERE jobs.id = job_id), ''), '',
+    completion, created_at, stage, last, ended_at, expires_at
+FROM old_remembered GROUP BY job_id;
+
+CREATE TABLE kept_answers (
+    job_id TEXT NOT NULL REFERENCES remembered (job_id) ON DELETE CASCADE,
+    model TEXT NOT NULL,
+    target TEXT NOT NULL,
+    status INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    headers TEXT NOT NULL,
+    file TEXT NOT NULL UNIQUE,  -- its name in the folder kept
+    bytes INTEGER NOT NULL,
+    PRIMARY KEY (job_id, target)
+) STRICT;
+
+INSERT INTO kept_answers (rowid, job_id, model, target, status, reason, headers, file, bytes)
+SELECT old.rowid, job_id, model, target, status, reason, headers, file, bytes
+FROM old_kept_answers AS old JOIN remembered USING (model, server_id);
+
+DROP TABLE old_kept_answers;
+DROP TABLE old_remembered;
+CREATE INDEX remembered_by_id ON remembered (server_id);
+CREATE INDEX kept_answers_by_target ON kept_answers (model, target);
 
 ALTER TABLE batches ADD COLUMN member TEXT NOT NULL DEFAULT '';
 ALTER TABLE batches ADD COLUMN key_name TEXT NOT NULL DEFAULT '';
