@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from swaplane.gateway.stream_answers import DIALECTS
+from swaplane.gateway.waits import LEAST_COUNTED
 from tests.support.event_stream import SHOW, EventStream, ask
 from tests.support.gateway import GatewayProcess, stub_models
 from tests.support.stub_client import eventually, stub_cmd
@@ -365,7 +366,10 @@ def test_who_leaves_while_being_told_is_out_of_the_line_at_once(gateway: Gateway
 def test_two_hundred_are_told_at_once(gateway: GatewayProcess) -> None:
     holder = Holder(gateway)
     streams = [EventStream(ask(gateway, CHAT, streamed(stub={"chunks": 1}))) for _ in range(200)]
-    assert [stream.news()["position"] for stream in streams] == list(range(1, 201))
+    positions = [stream.news()["position"] for stream in streams]
+    counted = positions.index(None) if None in positions else 200  # on a slow machine it is not counted to the end
+    assert counted >= LEAST_COUNTED
+    assert positions == [*range(1, counted + 1), *[None] * (200 - counted)]
     holder.end()
     assert all(stream.rest()[-1] == "data: [DONE]" for stream in streams)
 

@@ -26,7 +26,7 @@ SHARE = 1 / 40  #: of the gateway's time that looking may take
 
 MOST_COUNTED = 1000  #: jobs of a line that are counted
 LEAST_COUNTED = 32  #: jobs that are counted whatever it costs; beyond them ...
-COUNTING_S = 0.01  #: ... no longer than this of the processor's time, because everything else waits meanwhile
+COUNTING_S = 0.03  #: ... no longer than this of the processor's time, because everything else waits meanwhile
 _CHECKED = 16  # jobs between two looks at the processor's clock
 _PORTION = 100  # listeners that are told before the event loop goes on
 
