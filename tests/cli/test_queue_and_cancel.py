@@ -135,8 +135,9 @@ def test_no_gateway_is_one_sentence(words: tuple[str, ...]) -> None:
 def test_an_address_that_is_none_is_one_sentence(bad: str) -> None:
     done = swaplane("queue", "--url", bad)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert bad in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("--url: ")
+    # What cannot be taken apart is not repeated: there may be a password in it.
+    assert (bad in done.stderr) is (bad != "http://127.0.0.1:x")
 
 
 def test_another_server_is_told_apart(url: str) -> None:

@@ -321,7 +321,7 @@ class AnyWorld(RuleBasedStateMachine):
 
 
 AnyWorld.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=120,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -107,10 +107,10 @@ def test_an_open_page_looks_on_and_takes_no_place(renders: Renders) -> None:
     renders.ask("GET", f"{COMFY}/")
     with connect(where, proxy=None) as page:
         render = queue_graph(renders, seconds=0.4, client_id="page")
-        renders.chat("after-page")
         assert [job["id"] for job in renders.gateway.queue()["running"]] in ([render.job], [])
         for path in ("queue", "history", "prompt", "system_stats"):
             assert renders.ask("GET", f"{COMFY}/{path}").status_code == 200
+        renders.chat("after-page")
         seen = set()
         with contextlib.suppress(ConnectionClosedError):  # its server is stopped for the chat
             for text in page:
