@@ -55,6 +55,14 @@ def test_a_job_is_told_that_its_key_has_as_many_running_as_it_may() -> None:
     assert reason(world, "2") == "until a job of key bot ends: it has as many running as it may"
 
 
+def test_a_job_that_is_kept_out_does_not_keep_out_later_ones_of_its_member() -> None:
+    world = World(make_plan(ModelPlan(id="a", lane="gpu", slots=3), limits=Limits(running_of_keys={"bot": 1})))
+    world.have_ready("a")
+    world.arrive("1", "a", key="bot")
+    assert world.arrive("2", "a", key="bot") == []
+    assert world.arrive("3", "a", key="cli") == ["run 3"]
+
+
 def test_a_job_that_may_not_wait_makes_no_other_model_leave() -> None:
     guest = Group(name="guest", members=frozenset({"b"}), swap=False, exclusive=False)
     world = World(make_plan("a", "b", groups=[guest]))
