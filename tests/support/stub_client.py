@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
+import os
+import random
 import shlex
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-from swaplane.demo.config import free_ports
 
 STUB = Path(__file__).with_name("stub.py")
 
@@ -28,8 +31,29 @@ def stub_cmd(port: int | str, name: str = "mA", *flags: str) -> str:
 
 
 def free_port() -> int:
-    """The first of some ports in a row on which nobody listens at this moment."""
-    return free_ports(10)
+    """The first of some ports in a row on which nobody listens at this moment.
+
+    A gateway's models may start long after this. So no other test process looks among the same ports, and this one
+    gives others first.
+    """
+    while True:
+        first = next(_blocks)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + _IN_A_ROW):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+
+
+def _own_blocks() -> Iterator[int]:
+    number, count = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    # Below the ports that the kernel gives to outgoing connections.
+    blocks = list(range(12_000, 32_000, _IN_A_ROW))[int(number.removeprefix("gw")) :: int(count)]
+    begin = random.randrange(len(blocks))
+    return itertools.cycle(blocks[begin:] + blocks[:begin])
+
+
+_IN_A_ROW = 10
+_blocks = _own_blocks()
 
 
 def read_journal(path: Path, *events: str) -> list[dict[str, Any]]:
