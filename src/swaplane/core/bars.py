@@ -25,7 +25,7 @@ def holders_of(job: Job) -> tuple[Holder, Holder]:
 
 def has_bar(lane: LanePlan, limits: Limits) -> bool:
     """Whether anybody may ever be kept out of a lane."""
-    return limits.max_running is not None or bool(limits.running_of_keys) or bool(lane.reserve)
+    return limits.bound_running or bool(lane.reserve)
 
 
 def bar_of(
@@ -44,7 +44,7 @@ def bar_of(
     """
     members: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
-    if limits.max_running is not None or limits.running_of_keys:
+    if limits.bound_running:
         most = inf if limits.max_running is None else limits.max_running
         full = [
             (kind, name)

@@ -114,7 +114,7 @@ class Board:
                 del self._held_by[holder]
         model = self.models[job.model]
         del model.grants[job.id]
-        service_s = (now - grant.sent_at) / model.plan.slots if ran and grant.sent_at is not None else None
+        service_s = self.gpu_s(grant, now) if ran and grant.running else None
         self.queue.give_back(job, grant.lane, now, service_s=service_s, clock=grant.clock)
         if service_s is not None:
             self.usage.charge(job.member, now, service_s, at_budget=self.has_budget(job))
@@ -134,6 +134,10 @@ class Board:
 
     def _end(self, job_id: str, outcome: Outcome, detail: str = "", private: str = "") -> None:
         self._commands.append(EndJob(job_id=job_id, outcome=outcome, detail=detail, private=private))
+
+    def gpu_s(self, grant: Grant, now: float) -> float:
+        """The GPU time that a job has had, seconds: its part of its model's place since it was sent."""
+        return 0.0 if grant.sent_at is None else (now - grant.sent_at) / self.models[grant.job.model].plan.slots
 
     def has_budget(self, job: Job) -> bool:
         """Whether what this job uses counts for its member's budget."""

@@ -244,9 +244,8 @@ class Dispatcher(Gatekeeper):
 
     def _settle_all(self, now: float) -> None:
         lanes = list(self.lanes.values())
-        limits = self.limits
         # Where places in all lanes count for a member, one given here may keep out a job that others wait behind there.
-        again = len(lanes) > 1 and (limits.max_running is not None or bool(limits.running_of_keys))
+        again = len(lanes) > 1 and self.limits.bound_running
         while sum(self._settle(lane, now) for lane in lanes) and again:
             pass
 

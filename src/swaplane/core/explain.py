@@ -235,9 +235,7 @@ def members_view(dispatcher: Dispatcher, now: float) -> tuple[MemberView, ...]:
     under_way: defaultdict[str, float] = defaultdict(float)
     for grant in dispatcher.grants():
         running[grant.job.member] += 1
-        if grant.sent_at is not None:
-            slots = dispatcher.models[grant.job.model].plan.slots
-            under_way[grant.job.member] += (now - grant.sent_at) / slots
+        under_way[grant.job.member] += dispatcher.gpu_s(grant, now)
     usage = dispatcher.usage
     total_s = usage.total_s + sum(under_way.values())
     views = []

@@ -19,6 +19,7 @@ from swaplane.core.comparison import OPEN, Bar
 from swaplane.core.deadlines import Deadlines
 from swaplane.core.events import Job
 from swaplane.core.forecast import Expected, forecast
+from swaplane.core.limits import Budget
 from swaplane.core.outcomes import Outcome
 from swaplane.core.plan import Plan
 from swaplane.core.state import LaneState, ModelPhase, ModelState
@@ -128,9 +129,9 @@ class Gatekeeper(Board):
         left_s = budget.gpu_s - self.usage.spent_s(member, now)
         if ("member", member) in self._held_by:
             left_s -= sum(
-                (now - grant.sent_at) / self.models[grant.job.model].plan.slots
+                self.gpu_s(grant, now)
                 for grant in self._grants.values()
-                if grant.job.member == member and grant.sent_at is not None and self.has_budget(grant.job)
+                if grant.job.member == member and self.has_budget(grant.job)
             )
         return max(left_s, 0.0)
 
@@ -139,8 +140,12 @@ class Gatekeeper(Board):
         budget = self.limits.budget
         if budget is None or not self.has_budget(job) or self.left_of_budget_s(job.member, now) != 0:
             return job.priority
+        return self._lowered(job.priority, budget)
+
+    def _lowered(self, priority: int, budget: Budget) -> int:
+        """A priority that has a budget, in the band below the budget's; a tier's bonus stays."""
         floor = self.rules.value_of(budget.band)
-        return self.rules.band_of(floor - 1).value + self.rules.split(job.priority)[1]
+        return self.rules.band_of(floor - 1).value + self.rules.split(priority)[1]
 
     def _keep_to_budget(self, member: str, now: float) -> bool:
         """Lower a member's waiting jobs if its budget is used up; whether there were any to lower."""
@@ -150,7 +155,7 @@ class Gatekeeper(Board):
         minutes = f"{budget.gpu_s / 60:g} GPU minutes an hour"
         dear = [job for job in self.queue.jobs(member=member) if self.has_budget(job)]
         for job in dear:
-            priority = self._affordable(job, now)
+            priority = self._lowered(job.priority, budget)
             reason = f"lowered from {job.priority} to {priority}: the member has used its {minutes} at {budget.band}"
             self._change_priority(job.id, priority, PriorityCause.OVER_BUDGET, reason, now)
         return bool(dear)

@@ -44,3 +44,8 @@ class Limits:
     max_running: int | None = None  #: jobs of one member that hold a place at once
     running_of_keys: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  #: the same, of one key
     budget: Budget | None = None
+
+    @property
+    def bound_running(self) -> bool:
+        """Whether anybody may have no more than so many jobs running."""
+        return self.max_running is not None or bool(self.running_of_keys)
