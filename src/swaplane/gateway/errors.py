@@ -171,8 +171,12 @@ class NotJson(RequestRefused):
     code = "not_json"
 
 
-class BodyNotStored(RequestRefused):
-    """The body does not fit into memory and could not be written to disk."""
+class NotStored(RequestRefused):
+    """The disk did not take what has to be kept."""
 
     status = 507
     code = "insufficient_storage"
+
+
+class BodyNotStored(NotStored):
+    """The body does not fit into memory and could not be written to disk."""

@@ -10,7 +10,7 @@ import asyncio
 
 import structlog
 
-from swaplane.gateway.errors import RequestRefused
+from swaplane.gateway.errors import NotStored
 from swaplane.store import Store, StoreError
 
 PROBE_EVERY_S = 2.0  #: between two tries
@@ -18,21 +18,15 @@ PROBE_EVERY_S = 2.0  #: between two tries
 log = structlog.get_logger("swaplane.detached")
 
 
-class JobNotStored(RequestRefused):
+class JobNotStored(NotStored):
     """The job cannot be kept, so it is not accepted."""
-
-    status = 507
-    code = "insufficient_storage"
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the job was not accepted, because it could not be stored: {reason}")
 
 
-class EndNotStored(RequestRefused):
+class EndNotStored(NotStored):
     """A job is being ended, and the disk does not take its end."""
-
-    status = 507
-    code = "insufficient_storage"
 
     def __init__(self, job_id: str) -> None:
         super().__init__(

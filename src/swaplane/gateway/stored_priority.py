@@ -11,7 +11,7 @@ import asyncio
 import structlog
 
 from swaplane.core.outcomes import Outcome
-from swaplane.gateway.errors import RequestRefused
+from swaplane.gateway.errors import NotStored
 from swaplane.gateway.outage import Outage
 from swaplane.runtime import Runtime
 from swaplane.store import Store, StoreError
@@ -22,11 +22,8 @@ log = structlog.get_logger("swaplane.detached")
 _KEPT_S = 10.0  # how long whoever changed a priority waits for the disk
 
 
-class PriorityNotStored(RequestRefused):
+class PriorityNotStored(NotStored):
     """A job has its new priority, and the disk does not take that."""
-
-    status = 507
-    code = "insufficient_storage"
 
     def __init__(self, job_id: str) -> None:
         super().__init__(
