@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
 import random
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from swaplane.demo.config import are_free
 
 STUB = Path(__file__).with_name("stub.py")
 
@@ -36,12 +36,7 @@ def free_port() -> int:
     A gateway's models may start long after this. So no other test process looks among the same ports, and this one
     gives others first.
     """
-    while True:
-        first = next(_blocks)
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for port in range(first, first + _IN_A_ROW):
-                held.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
+    return next(first for first in _blocks if are_free(first, _IN_A_ROW))
 
 
 def _own_blocks() -> Iterator[int]:

@@ -67,13 +67,19 @@ def free_ports(count: int) -> int:
     """
     while True:
         first = random.randrange(12_000, 32_000 - count)  # noqa: S311 - any will do
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    held.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
+        if are_free(first, count):
             return first
+
+
+def are_free(first: int, count: int) -> bool:
+    """Whether nothing listens now on 127.0.0.1 on `count` ports in a row, from `first` on."""
+    with contextlib.ExitStack() as held:
+        try:
+            for port in range(first, first + count):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+        except OSError:
+            return False
+        return True
 
 
 class Gateway:
