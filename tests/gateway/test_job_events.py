@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import httpx2
 
 from tests.support.async_servers import models, stub_model, video_model
 from tests.support.gateway import GatewayProcess
+from tests.support.job_news import JobNews
 from tests.support.stub_client import eventually
 
 
-class Follower:
-    """Reads /api/events in a thread; `jobs` is what came."""
-
-    def __init__(self, gateway: GatewayProcess) -> None:
-        self.jobs: list[dict[str, Any]] = []
-        self._client = gateway.client()
-        self._response = self._client.send(self._client.build_request("GET", "/api/events"), stream=True)
-        assert self._response.headers["content-type"].startswith("text/event-stream")
-        self._lines = self._response.iter_lines()
-        assert next(self._lines) == ": jobs"
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            for line in self._lines:
-                if line.startswith("data:"):
-                    event = json.loads(line[len("data:") :])
-                    assert event["type"] == "job"
-                    self.jobs.append(json.loads(event["data"]))
-        except httpx2.HTTPError:
-            pass
-
-    def of(self, job_id: str) -> list[dict[str, Any]]:
-        return [job for job in self.jobs if job["id"] == job_id]
-
-    def close(self) -> None:
-        self._response.close()
-        self._client.close()
-        self._thread.join()
-
-
 @contextmanager
-def following(gateway: GatewayProcess) -> Iterator[Follower]:
-    follower = Follower(gateway)
+def following(gateway: GatewayProcess) -> Iterator[JobNews]:
+    follower = JobNews(gateway)
     try:
         yield follower
     finally:
@@ -107,7 +71,7 @@ def test_a_follower_that_leaves_and_one_that_stays_do_not_keep_the_gateway_from_
     with GatewayProcess(tmp_path, models(stub_model("mA"))) as gateway:
         with following(gateway):
             assert gateway.chat("mA").status_code == 200
-        stays = Follower(gateway)
+        stays = JobNews(gateway)
         assert gateway.chat("mA").status_code == 200
         eventually(lambda: any(job["state"] == "ended" for job in stays.jobs), "the end is told")
         assert gateway.stop() == 0

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from tests.support.gateway import GatewayProcess, stub_models
+from tests.support.job_news import JobNews
 from tests.support.people import KEYS, Person
 from tests.support.stub_client import eventually
 
@@ -145,43 +141,12 @@ def test_without_a_key_every_job_is_401(gateway: GatewayProcess, bobs_jobs: list
 # News.
 
 
-class Reader:
-    """Reads /api/events in a thread; `jobs` is what came, `over` is set when the stream has ended."""
-
-    def __init__(self, gateway: GatewayProcess, person: Person) -> None:
-        self.jobs: list[dict[str, Any]] = []
-        self.over = threading.Event()
-        self._client = gateway.client()
-        request = self._client.build_request("GET", "/api/events", headers={"x-api-key": person.key})
-        self._response = self._client.send(request, stream=True)
-        self._lines = self._response.iter_lines()
-        assert next(self._lines) == ": jobs"
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            for line in self._lines:
-                if line.startswith("data:"):
-                    self.jobs.append(json.loads(json.loads(line[len("data:") :])["data"]))
-        except httpx2.HTTPError:
-            pass
-        self.over.set()
-
-    def told(self) -> set[str]:
-        return {job["id"] for job in self.jobs}
-
-    def close(self) -> None:
-        connection = self._response.extensions["network_stream"].get_extra_info("socket")
-        with contextlib.suppress(OSError):  # the gateway was first
-            connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._response.close()
-        self._client.close()
+def news_for(gateway: GatewayProcess, person: Person) -> JobNews:
+    return JobNews(gateway, {"x-api-key": person.key})
 
 
 def test_news_are_of_own_jobs_only(gateway: GatewayProcess, alice: Person, bob: Person, root: Person) -> None:
-    readers = [Reader(gateway, person) for person in (alice, bob, root)]
+    readers = [news_for(gateway, person) for person in (alice, bob, root)]
     try:
         bobs, alices = bob.stored("b1"), alice.stored("a1")
         last = alice.stored("a2", priority="batch")  # told after all the others
@@ -203,7 +168,7 @@ def test_news_are_of_own_jobs_only(gateway: GatewayProcess, alice: Person, bob: 
 def test_a_changed_priority_is_news(gateway: GatewayProcess, bob: Person) -> None:
     bob.job("b1", stub=LONG)
     moved, _ = bob.job("b2")
-    reader = Reader(gateway, bob)
+    reader = news_for(gateway, bob)
     try:
         assert bob.request("PATCH", f"/api/jobs/{moved}", json={"priority": -50}).status_code == 200
         eventually(lambda: reader.jobs, "it is told")
@@ -217,7 +182,7 @@ def test_a_reader_whose_key_is_taken_away_is_told_nothing_more(tmp_path: Path) -
     models = stub_models("mA")
     with GatewayProcess(tmp_path, models + KEYS) as gateway:
         root, bob = Person(gateway, "root"), Person(gateway, "bob")
-        readers = [Reader(gateway, root), Reader(gateway, bob)]
+        readers = [news_for(gateway, root), news_for(gateway, bob)]
         try:
             before = root.stored("r1")
             eventually(lambda: [job for job in readers[0].jobs if job["outcome"]], "root is told")
