@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from swaplane.core import events as ev
@@ -93,6 +95,20 @@ def test_a_job_that_was_sent_to_its_model_has_no_deadline_any_more() -> None:
     assert world.wakes_at() is None
     assert world.wait(100.0) == []
     assert world.end("runs") == []
+
+
+def test_a_job_that_ran_before_waits_as_long_as_it_takes() -> None:
+    world = measured(Limits(max_wait_s={"normal": 60.0}))
+    job = replace(world.job("again", "m", max_wait_s=30.0), ran_before=True)
+    world.do(ev.JobArrived(job=job, promised=True))
+    assert world.wakes_at() is None
+    assert world.wait(1000.0) == []
+    assert world.do(ev.JobEnded(job_id="runs", outcome=Outcome.COMPLETED)) == ["run again"]
+
+
+def test_the_priority_of_a_job_that_runs_stays() -> None:
+    world = measured(Limits())
+    assert world.do(ev.PriorityChanged(job_id="runs", priority=100)) == []
 
 
 def test_time_runs_while_the_lane_is_paused() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from swaplane.core.explain import job_view
 from swaplane.core.limits import Allowance, Limits
 from swaplane.core.plan import LanePlan, ModelPlan
 from tests.core.door import limited, ready
@@ -105,6 +106,15 @@ def test_jobs_of_lower_bands_leave_the_reserved_place_free_and_interactive_ones_
     assert world.arrive("batch 2", "o", priority=-100, member="ben") == []
     assert world.arrive("normal", "o", member="cleo") == []
     assert world.arrive("chat", "o", priority=100, member="dan") == ["run chat"]
+
+
+def test_a_job_that_may_not_have_the_reserved_place_is_told_so() -> None:
+    world = interactive_first()
+    world.arrive("batch 1", "n", priority=-100)
+    world.arrive("batch 2", "o", priority=-100, member="ben")
+    found = job_view(world.dispatcher, "batch 2", world.now, limit=10)
+    assert found is not None
+    assert found.reason == "the place that is left is reserved for a higher band"
 
 
 def test_an_interactive_job_takes_the_reserved_place_so_that_a_lower_one_may_have_the_other() -> None:
